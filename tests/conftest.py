@@ -1,4 +1,4 @@
-"""What several tests share: a small item, and one small judge and two reward models trained for the whole session."""
+"""Shared fixtures: a small item, and one small judge and two reward models, trained once per session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python as it is where only some extras of this package are installed, by what their requirements say."""
+"""Runs Python as if only some extras of this package were installed, according to their requirements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python with torch and more imported already: a server that has imported them forks for each start.
+"""A Python with torch and other modules preloaded: a server that has imported them forks for each start.
 
 python forked_python.py serve SOCKET OWNER MODULES...  serves as long as the process with the id OWNER lives
 python -IS forked_python.py start SOCKET WORDS...      does what `python WORDS...` does, with its open files and signals

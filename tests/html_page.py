@@ -1,4 +1,4 @@
-"""What the pages are read with."""
+"""Helpers to parse and check HTML pages."""
 
 from __future__ import annotations
 

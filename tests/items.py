@@ -1,4 +1,4 @@
-"""Items for tests that say of one only what matters to them."""
+"""Factories of test items: a test sets only the fields that matter to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The standing attack in short: `make attack` makes a million cases. Each oracle sees a fault that is planted."""
+"""A short run of the fuzzing attack (`make attack` tries a million inputs); every oracle detects a planted fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from think_as_locals.types import Judgement
 
-SMALL = {"completions": 5_000, "tokens": 200, "secrets": 100, "rows": 1_000, "requests": 200, "recipes": 12}
+CASE_COUNTS = {"completions": 5_000, "tokens": 200, "secrets": 100, "rows": 1_000, "requests": 200, "recipes": 12}
 
 
 @pytest.fixture(scope="module")
@@ -29,47 +29,47 @@ def attack() -> ModuleType:
     return module
 
 
-def cases(attack: ModuleType, part: str, number: int) -> dict[str, Any]:
+def run_attack(attack: ModuleType, part: str, number: int) -> dict[str, Any]:
     return attack.attack(part, number / attack.PARTS[part][0], seed=1)
 
 
-@pytest.mark.parametrize("part", SMALL)
-def test_nothing_gets_through(attack: ModuleType, part: str) -> None:
-    assert cases(attack, part, SMALL[part]) == {"tried": SMALL[part], "through": 0, "examples": []}
+@pytest.mark.parametrize("part", CASE_COUNTS)
+def test_attack_finds_no_violations(attack: ModuleType, part: str) -> None:
+    assert run_attack(attack, part, CASE_COUNTS[part]) == {"tried": CASE_COUNTS[part], "through": 0, "examples": []}
 
 
-def parses_anything(parse: Callable[..., Judgement]) -> Callable[..., Judgement]:
+def accept_any_verdict_a(parse: Callable[..., Judgement]) -> Callable[..., Judgement]:
     return lambda text, n, reason: replace(parse(text, n, reason), verdict=0 if "<verdict>A<" in text else None)
 
 
-def first_row_alone(row_outcomes: Any) -> Any:
+def first_row_only(row_outcomes: Any) -> Any:
     return lambda data: list(row_outcomes(data))[:1]
 
 
-FAULTY: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "completions": ("parse", parses_anything),
+PLANTED_FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "completions": ("parse", accept_any_verdict_a),
     "tokens": ("neutralise", lambda _: lambda text, tokens: text),
     "secrets": ("readings", lambda _: lambda content: [content.decode(errors="replace")]),
-    "rows": ("row_outcomes", first_row_alone),
+    "rows": ("row_outcomes", first_row_only),
     "recipes": ("ConfigError", lambda _: ZeroDivisionError),
 }
 
 
-@pytest.mark.parametrize("part", FAULTY)
-def test_what_gets_through_is_seen(attack: ModuleType, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    name, plant = FAULTY[part]
+@pytest.mark.parametrize("part", PLANTED_FAULTS)
+def test_attack_detects_planted_fault(attack: ModuleType, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    name, plant = PLANTED_FAULTS[part]
     monkeypatch.setattr(attack, name, plant(getattr(attack, name)))
-    found = cases(attack, part, SMALL[part])
+    found = run_attack(attack, part, CASE_COUNTS[part])
     assert found["through"] > 0
     assert found["examples"]
 
 
-def test_an_answer_of_another_shape_is_seen(attack: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attack_detects_missing_server_routes(attack: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("think_as_locals.serving.app.create_app", lambda *_: FastAPI())
-    assert "404" in cases(attack, "requests", 30)["examples"][0]
+    assert "404" in run_attack(attack, "requests", 30)["examples"][0]
 
 
-def test_the_command_writes_its_figures_and_its_status(
+def test_attack_command_writes_results_and_fails_on_violations(
     attack: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "attack.json"

@@ -22,21 +22,21 @@ def found(python: str, folder: Path, script: str, *words: str) -> Any:
     return json.loads(file.read_text())
 
 
-def test_the_quick_start_trains_in_both_trainers(tmp_path: Path, warm_vllm: str) -> None:
+def test_quick_start_trains_with_both_trainers(tmp_path: Path, warm_vllm: str) -> None:
     words = ["--quickstart", "--steps", "2", "--engines", "transformers", "--overrides", *SMALL, *QUICK]
     trained = found(warm_vllm, tmp_path, "ahead", *words)["found"]
     assert list(trained) == ["transformers, theirs", "transformers, ours"]
     assert all(seconds > 0 and -2 <= reward <= 2 for seconds, reward in trained.values())
 
 
-def test_scores_and_losses_that_are_compared_are_the_same(tmp_path: Path, warm_python: str) -> None:
+def test_compared_scores_and_losses_agree(tmp_path: Path, warm_python: str) -> None:
     results = found(warm_python, tmp_path, "scoring", *TINY, "--prompt", "64", "--completion", "8")["results"]
     assert [result["case"] for result in results] == ["scoring", "rewardbench", "update"]
     assert all(result["difference"] < 1e-5 for result in results)
     assert [round(result["token_bound"]) for result in results] == [3, 3, 2]
 
 
-def test_updates_that_are_compared_have_the_same_gradient(tmp_path: Path, warm_python: str) -> None:
+def test_compared_updates_have_equal_gradients(tmp_path: Path, warm_python: str) -> None:
     (results,) = found(warm_python, tmp_path, "update", *TINY, "--vocabulary", "1024", "--shrink", "16")["runs"]
     assert [result["case"] for result in results if "gradient_error" not in result] == [
         "whole step with rollouts, P 512, C 64",

@@ -1,4 +1,4 @@
-"""The command line: missing extras, typing errors, `tal judge` on small models, folders that cannot be written to."""
+"""The command line: missing extras, invalid arguments, `tal judge` on small models, unwritable folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.sources import jsonl
 from think_as_locals.runtime.output import progress_console, set_output
 
-ONE = ["--prompt", "How do people greet?", "--response", "With a bow.", "--response", "With two kisses."]
+ONE_ITEM = ["--prompt", "How do people greet?", "--response", "With a bow.", "--response", "With two kisses."]
 
 
 def without_extras(*words: str) -> subprocess.CompletedProcess[str]:
@@ -48,27 +48,27 @@ def without_extras(*words: str) -> subprocess.CompletedProcess[str]:
         ("run", "-m", "recipes/quickstart.yaml", "seed=1,2"),
     ],
 )
-def test_a_command_without_its_extra_says_what_to_install(words: tuple[str, ...]) -> None:
+def test_missing_train_extra_exits_2_with_install_command(words: tuple[str, ...]) -> None:
     done = without_extras(*words)
     assert done.returncode == 2
     assert "pip install 'think-as-locals[train]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_command_of_another_extra_names_both() -> None:
+def test_missing_serve_extra_names_train_and_serve() -> None:
     done = without_extras("serve", "a-judge")
     remedy = "tal: this needs uvicorn, which is not installed; pip install 'think-as-locals[train,serve]'\n"
     assert (done.returncode, done.stderr) == (2, remedy)
 
 
-def test_the_doctor_works_without_extras_for_it_is_there_to_name_them() -> None:
+def test_doctor_runs_without_extras_and_lists_missing_packages() -> None:
     done = without_extras("doctor", "recipes/quickstart.yaml")
     assert done.returncode == 1, done.stderr
     (line,) = re.findall("packages accelerate, .*? torch, .*?\\[train\\]", " ".join(done.stdout.split()))
     assert line.endswith("wandb: not installed; pip install 'think-as-locals[train]")
 
 
-def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_module_outside_all_extras_raises_module_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_spec("nobodys_module") is None
     monkeypatch.setattr("think_as_locals.cli.results._compare", lambda _: __import__("nobodys_module"))
     monkeypatch.setattr(sys, "argv", ["tal", "compare", "a", "b"])
@@ -94,23 +94,21 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         (["validity", "runs/GONE"], "no such file; expected the folder of an evaluation, or rows of results"),
         (["compare", "runs/GONE", "b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),
         (["judge", "no-such-model"], "give a file of items, or --prompt TEXT with --response TEXT"),
-        (["judge", "no-such-model", "items.jsonl", *ONE], "give a file of items, or --prompt TEXT with --resp"),
-        (["judge", "no-such-model", *ONE[:4]], "expected 2 to 8 responses, got 1"),
-        (["judge", "no-such-model", *ONE[2:]], "missing prompt"),
+        (["judge", "no-such-model", "items.jsonl", *ONE_ITEM], "give a file of items, or --prompt TEXT with --resp"),
+        (["judge", "no-such-model", *ONE_ITEM[:4]], "expected 2 to 8 responses, got 1"),
+        (["judge", "no-such-model", *ONE_ITEM[2:]], "missing prompt"),
         (["judge", "no-such-model", "no-such-items.jsonl"], "no-such-items.jsonl"),
         (["judge", "no-such-model", "/dev/null"], "null: no rows: it is empty"),
-        (["judge", "runs/GONE/model", *ONE], "neither a directory"),
+        (["judge", "runs/GONE/model", *ONE_ITEM], "neither a directory"),
     ],
 )
-def test_a_mistyped_command_ends_with_what_was_expected_before_anything_loads(
-    words: list[str], expected: str, tal: Tal
-) -> None:
+def test_invalid_command_line_names_the_expected_input(words: list[str], expected: str, tal: Tal) -> None:
     done = tal(*words)
     assert done.status == (0 if not words or words == ["--version"] else 2)
     assert expected in done.out + done.err
 
 
-def test_other_recipes_are_not_offered_where_an_override_is_at_fault(tal: Tal) -> None:
+def test_missing_data_file_error_does_not_suggest_other_recipes(tal: Tal) -> None:
     done = tal("run", "quickstart", "data=pairs", "data.path=no.csv")
     lacking = "tal: this machine lacks what quickstart needs:\n  - data: no.csv does not exist; set data.path\n"
     assert (done.status, done.err) == (2, lacking)
@@ -144,7 +142,7 @@ def records(tal: Tal, *words: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_items_of_a_file_are_judged_as_by_the_judge_itself(tal: Tal, judge: str, tmp_path: Path) -> None:
+def test_judging_a_file_matches_the_judge_api(tal: Tal, judge: str, tmp_path: Path) -> None:
     jsonl.write(ITEMS, tmp_path / "items.jsonl")
     found = records(tal, judge, str(tmp_path / "items.jsonl"))
     assert [record["id"] for record in found] == [item.id for item in ITEMS]
@@ -154,24 +152,24 @@ def test_the_items_of_a_file_are_judged_as_by_the_judge_itself(tal: Tal, judge: 
         assert [item.responses[i] for i in record["order"]] == list(shuffle_responses(item).responses)
 
 
-def test_one_item_of_the_command_line_is_shown_to_a_person(tal: Tal, judge: str) -> None:
-    output = tal("judge", judge, *ONE, "--culture", "TH", "--language", "en", columns=60).out
+def test_judge_prints_a_single_item_as_readable_text(tal: Tal, judge: str) -> None:
+    output = tal("judge", judge, *ONE_ITEM, "--culture", "TH", "--language", "en", columns=60).out
     lines = [line.strip() for line in output.splitlines()]
     assert lines[1:3] == ["How do people greet?", "Thailand"]
     assert "No verdict" in lines
     assert any(line.startswith("- finished: the completion has to end by itself") for line in lines)
 
 
-def test_a_classifier_is_asked_for_scores(tal: Tal, classifier: str, tmp_path: Path) -> None:
+def test_judge_with_classifier_reports_scores(tal: Tal, classifier: str, tmp_path: Path) -> None:
     jsonl.write(ITEMS, tmp_path / "items.jsonl")
     found = records(tal, classifier, str(tmp_path / "items.jsonl"))
     expected = ScalarRM.load(classifier).score(ITEMS)
     assert [record["scores"] for record in found] == [pytest.approx(scores, abs=1e-5) for scores in expected]
     assert [record["verdict"] for record in found] == [scores.index(max(scores)) for scores in expected]
-    assert "Highest score: your response " in tal("judge", classifier, *ONE).out
+    assert "Highest score: your response " in tal("judge", classifier, *ONE_ITEM).out
 
 
-def test_an_adapter_alone_judges_as_the_model_it_was_merged_into(tal: Tal, judge: str, tmp_path: Path) -> None:
+def test_lora_adapter_judges_like_the_merged_model(tal: Tal, judge: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     adapted = get_peft_model(
         AutoModelForCausalLM.from_pretrained(judge), LoraConfig(target_modules="all-linear", init_lora_weights=False)
@@ -189,12 +187,12 @@ def test_an_adapter_alone_judges_as_the_model_it_was_merged_into(tal: Tal, judge
     }
     assert texts[adapter] == texts[merged] != texts[Path(judge)]
     fault = f"tal: model: {adapter} is a LoRA adapter alone, expected a whole model, such as"
-    assert fault in tal("judge", str(adapter), *ONE, "--backend", "vllm").err
+    assert fault in tal("judge", str(adapter), *ONE_ITEM, "--backend", "vllm").err
     trained = tal("run", "quickstart", "model.scratch=null", "sft=null", f"model.path={adapter}", f"run.dir={tmp_path}")
     assert fault.removeprefix("tal: ") in trained.err
 
 
-def test_rows_need_no_more_than_prompt_responses_and_a_culture(tal: Tal, judge: str, tmp_path: Path) -> None:
+def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, judge: str, tmp_path: Path) -> None:
     rows = [{"prompt": prompt, "responses": ["A bow.", "A wai."]} for prompt in ("Greeting?", "Farewell?")]
     path = tmp_path / "mine.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], rows[1] | {"culture": "JP"})))
@@ -206,37 +204,37 @@ def test_rows_need_no_more_than_prompt_responses_and_a_culture(tal: Tal, judge: 
     assert (done.status, "mine.jsonl:1: missing culture; fields: " in done.err) == (2, True)
 
 
-def test_rows_to_train_on_can_be_judged(tal: Tal, judge: str, tmp_path: Path) -> None:
+def test_judge_accepts_training_pairs_from_csv(tal: Tal, judge: str, tmp_path: Path) -> None:
     pairs = "prompt,chosen,rejected,country\nGreeting?,A wai.,A bow.,Thailand\nFarewell?,A wai.,A kiss.,\n"
     (tmp_path / "pairs.csv").write_text(pairs)
     lines = tal("judge", judge, str(tmp_path / "pairs.csv"), "--culture", "JP").out.splitlines()
     assert [line for line in lines if line in ("Thailand", "Japan")] == ["Thailand", "Japan"]
 
 
-def test_rows_come_through_a_pipe(tal: Tal, judge: str, tmp_path: Path) -> None:
+def test_judge_reads_rows_from_a_named_pipe(tal: Tal, judge: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     row = json.dumps({"prompt": "Greeting?", "responses": ["A bow.", "A wai."], "culture": None})
     with subprocess.Popen(["sh", "-c", f"echo '{row}' > {tmp_path}/pipe"]):
         assert len(records(tal, judge, str(tmp_path / "pipe"))) == 1
 
 
-def test_a_wrong_code_of_a_culture_is_named_with_the_right_one(tal: Tal, judge: str) -> None:
+def test_invalid_culture_code_suggests_the_correct_one(tal: Tal, judge: str) -> None:
     for given, meant in (("UK", "GB"), ("th", "TH"), ("Thialand", "TH")):
-        done = tal("judge", judge, *ONE, "--culture", given)
+        done = tal("judge", judge, *ONE_ITEM, "--culture", given)
         assert (done.status, f"--culture: got {given!r}, expected " in done.err) == (2, True)
         assert f"did you mean {meant!r}" in done.err
 
 
-def test_a_folder_that_holds_no_model_is_named_in_one_line(tal: Tal, tmp_path: Path) -> None:
-    done = tal("judge", str(tmp_path), *ONE)
+def test_folder_without_model_is_reported_in_one_line(tal: Tal, tmp_path: Path) -> None:
+    done = tal("judge", str(tmp_path), *ONE_ITEM)
     assert done == (2, "", f"tal: model: {tmp_path} is a directory without config.json\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").touch()
-    assert f"a run's model is {tmp_path}/model" in tal("judge", str(tmp_path), *ONE).err
+    assert f"a run's model is {tmp_path}/model" in tal("judge", str(tmp_path), *ONE_ITEM).err
 
 
 @pytest.mark.slow
-def test_a_trained_judge_names_the_callers_own_response(tal: Tal, small_run: Path, tmp_path: Path) -> None:
+def test_verdict_refers_to_the_original_response_order(tal: Tal, small_run: Path, tmp_path: Path) -> None:
     from think_as_locals.config.checks import load_recipe
     from think_as_locals.data import load
 
@@ -257,9 +255,7 @@ def test_a_trained_judge_names_the_callers_own_response(tal: Tal, small_run: Pat
 
 @pytest.mark.parametrize("command", ["leaderboard", "validity"])
 @pytest.mark.parametrize("out", ["file", "file/below"])
-def test_a_folder_that_cannot_be_written_to_is_refused_before_results_are_computed(
-    command: str, out: str, tmp_path: Path, tal: Tal
-) -> None:
+def test_unwritable_out_folder_is_rejected(command: str, out: str, tmp_path: Path, tal: Tal) -> None:
     (tmp_path / "file").touch()
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"name": "{i}", "accuracy": 0.{i}, "downstream": {i}}}\n' for i in range(1, 4)))
@@ -268,7 +264,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_results_are_comput
 
 
 # --- recipes ---
-def test_recipes_are_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_can_be_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = tal("recipes", columns=300).out.splitlines()
     assert [line.split()[0] for line in listed] == sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
     assert all(len(line.split()) > 8 for line in listed)
@@ -286,7 +282,7 @@ def test_recipes_are_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkeypat
     assert load_recipe("quickstart.yaml", named) == load_recipe(ROOT / "recipes" / "quickstart.yaml", named)
 
 
-def test_a_shell_completes_commands_options_recipes_and_files(tal: Tal, tmp_path: Path) -> None:
+def test_shell_completion_covers_commands_options_recipes_and_files(tal: Tal, tmp_path: Path) -> None:
     script = tmp_path / "tal.bash"
     script.write_text(tal("completion", "bash").out)
     (tmp_path / "queue.yaml").touch()
@@ -309,7 +305,7 @@ def test_a_shell_completes_commands_options_recipes_and_files(tal: Tal, tmp_path
     assert "complete" in tal("completion", "fish").out
 
 
-def test_a_reader_that_ends_early_ends_a_command_without_a_word() -> None:
+def test_closed_stdout_pipe_ends_the_command_silently() -> None:
     command = f"{sys.executable} -m think_as_locals completion bash | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (done.stdout.split("\n")[-2], done.stderr) == ("141", "")
@@ -318,12 +314,12 @@ def test_a_reader_that_ends_early_ends_a_command_without_a_word() -> None:
 @pytest.mark.parametrize(
     ("words", "level"), [(["-q", "recipes"], "quiet"), (["recipes", "-v"], "verbose"), (["recipes"], "normal")]
 )
-def test_how_much_is_shown_is_said_before_or_behind_a_command(tal: Tal, words: list[str], level: str) -> None:
+def test_verbosity_flag_works_before_and_after_the_subcommand(tal: Tal, words: list[str], level: str) -> None:
     assert tal(*words).status == 0
     assert os.environ["TAL_OUTPUT"] == level
 
 
-def test_progress_goes_to_stderr_and_not_where_nobody_wants_it(
+def test_progress_goes_to_stderr_unless_quiet_or_not_main_rank(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for level, shown in (("normal", "step 1\n"), ("quiet", ""), ("verbose", "step 1\n")):
@@ -333,9 +329,7 @@ def test_progress_goes_to_stderr_and_not_where_nobody_wants_it(
         assert capfd.readouterr() == ("", shown)
 
 
-def test_what_deepspeed_logs_does_not_reach_stdout(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_deepspeed_logs_do_not_reach_stdout(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("DeepSpeed")
     handler = logging.StreamHandler(sys.stdout)  # as DeepSpeed adds it when it is imported
     logger.addHandler(handler)
@@ -358,9 +352,7 @@ def test_what_deepspeed_logs_does_not_reach_stdout(
         "`is_gradient_checkpointing` is deprecated and will be removed in v6.",
     ],
 )
-def test_what_libraries_deprecate_in_one_another_is_shown_with_verbose_alone(
-    monkeypatch: pytest.MonkeyPatch, message: str
-) -> None:
+def test_library_deprecation_warnings_are_shown_only_if_verbose(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     for level, shown in (("normal", 0), ("verbose", 1)):
         monkeypatch.setenv("TAL_OUTPUT", level)
         with warnings.catch_warnings(record=True, action="always") as given:
@@ -369,7 +361,7 @@ def test_what_libraries_deprecate_in_one_another_is_shown_with_verbose_alone(
         assert len(given) == shown
 
 
-def test_processes_that_vllm_spawns_are_as_quiet(tmp_path: Path) -> None:
+def test_spawned_vllm_processes_respect_the_output_level(tmp_path: Path) -> None:
     (tmp_path / "tal.py").write_text(
         "import logging, multiprocessing, warnings\n"
         "from think_as_locals.cli import main\n"
@@ -388,7 +380,7 @@ def test_processes_that_vllm_spawns_are_as_quiet(tmp_path: Path) -> None:
         assert done.stderr.endswith("gone\n")
 
 
-def test_output_that_is_no_terminal_or_has_no_color_has_no_escape_codes(tmp_path: Path) -> None:
+def test_no_color_codes_without_terminal_or_with_no_color(tmp_path: Path) -> None:
     words = [command("tal"), "recipes"]
     assert "\x1b" not in launch(*words).stdout
     parent, child = pty.openpty()
@@ -403,7 +395,7 @@ def test_output_that_is_no_terminal_or_has_no_color_has_no_escape_codes(tmp_path
     assert not re.search(rb"\x1b\[[0-9;]*[34][0-9]", shown)
 
 
-def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:
+def test_print_config_outputs_only_the_configuration(tal: Tal) -> None:
     done = tal("run", "quickstart", "seed=3", "--print-config", "run.name=mine")
     assert yaml.safe_load(done.out) == load_recipe("quickstart", ["seed=3", "run.name=mine"]).model_dump()
     assert not done.err
@@ -441,7 +433,7 @@ def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:
         (["carb", "data=quickstart_cards", "eval.items=test"], ["constant", "476 items, 8 question groups"]),
     ],
 )
-def test_a_dry_run_reads_the_data_and_makes_nothing(
+def test_dry_run_reads_data_and_creates_no_files(
     tal: Tal, words: list[str], expected: list[str], tmp_path: Path
 ) -> None:
     done = tal("run", *words, f"run.dir={tmp_path}/runs", "--dry-run", columns=300)
@@ -462,7 +454,7 @@ def test_a_dry_run_reads_the_data_and_makes_nothing(
         (["quickstart", "run.name=mine"], "mine exists and is not the folder of a run: choose another run.name"),
     ],
 )
-def test_a_dry_run_refuses_what_a_start_would(tal: Tal, words: list[str], expected: str, tmp_path: Path) -> None:
+def test_dry_run_rejects_whatever_a_real_run_rejects(tal: Tal, words: list[str], expected: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
     for more in (["--dry-run"], []):
@@ -470,7 +462,7 @@ def test_a_dry_run_refuses_what_a_start_would(tal: Tal, words: list[str], expect
         assert (done.status, expected in done.err) == (2, True), done.err
 
 
-def test_a_dry_run_counts_the_processes_of_the_launch_and_lists_what_this_machine_lacks(tal: Tal) -> None:
+def test_dry_run_counts_launch_processes_and_lists_missing_resources(tal: Tal) -> None:
     words = ["tal_grpo", "data=quickstart_cards", "model.path=./nowhere", "grpo.per_device_train_batch_size=2"]
     words += ["grpo.gradient_accumulation_steps=1", "grpo.num_generations=16"]  # of 8 processes together
     done = tal("run", *words, "--dry-run", columns=300)
@@ -481,14 +473,14 @@ def test_a_dry_run_counts_the_processes_of_the_launch_and_lists_what_this_machin
     assert (done.status, "(2) must be divisible by num_generations (16)" in done.err) == (2, True), done.err
 
 
-def test_a_plan_is_json_too(tal: Tal) -> None:
+def test_dry_run_plan_is_available_as_json(tal: Tal) -> None:
     words = ["carb", "data=quickstart_cards", "data.languages=[en]", "eval.items=test"]
     assert ["reward models", "constant"] in json.loads(tal("run", *words, "--dry-run", "--json").out)["plan"]
     done = tal("run", *words, "--print-config", "--json")
     assert (done.status, "--print-config prints YAML" in done.err) == (2, True)
 
 
-def test_no_control_character_of_a_name_reaches_the_terminal(
+def test_control_characters_in_keys_are_escaped_in_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["mine.yaml"])

@@ -1,4 +1,4 @@
-"""`tal demonstrate`: what a teacher writes is kept where it is right, with its provenance, and asked for once."""
+"""`tal demonstrate`: correct teacher completions are kept with their provenance and requested only once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from think_as_locals.types import LABELS, DataError, Item
 
 ITEMS = day_items(8, "They rest on day {}.", "They work for long hours on day {}.", "They dance on {}.")
 BEST = {item.prompt: item.responses[item.best] for item in ITEMS}
-TOLD = hint("?").partition("?")[0]
+HINT_PREFIX = hint("?").partition("?")[0]
 
 
 def right(presented: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ Writes = Callable[[int, Sequence[str], str], str]
 
 
 @contextmanager
-def teaching(writes: Writes) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
+def teacher_server(writes: Writes) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
     """The words that name a teacher behind a server, and the bodies of the requests that it gets."""
     asked: list[dict[str, Any]] = []
 
@@ -75,7 +75,7 @@ def verdict(place: int) -> str:
     return write(RUBRIC, "Weighed.", place)
 
 
-def late(number: int, presented: Sequence[str], _: str) -> str:
+def right_on_a_later_try(number: int, presented: Sequence[str], _: str) -> str:
     """Breaks the grammar, then is wrong, then right; about two items it is right at once, about one never."""
     text = presented[right(presented)]
     if text in (BEST[ITEMS[0].prompt], BEST[ITEMS[1].prompt]) or (number == 2 and text != BEST[ITEMS[7].prompt]):
@@ -83,10 +83,8 @@ def late(number: int, presented: Sequence[str], _: str) -> str:
     return "I cannot say." if number == 0 else verdict((right(presented) + 1) % 3)
 
 
-def test_what_is_right_is_kept_with_its_provenance_and_the_yield_is_told_by_culture(
-    tal: Tal, words: list[str], tmp_path: Path
-) -> None:
-    with teaching(late) as (teacher, asked):
+def test_correct_completions_keep_provenance_with_yield_per_culture(tal: Tal, words: list[str], tmp_path: Path) -> None:
+    with teacher_server(right_on_a_later_try) as (teacher, asked):
         done = tal(*words, *teacher, "seed=5", "teacher.max_completion_length=99", "--json")
     assert done.status == 0, done.err
     found = json.loads(done.out)
@@ -105,15 +103,15 @@ def test_what_is_right_is_kept_with_its_provenance_and_the_yield_is_told_by_cult
     assert kept[0]["settings"]["model"]["name"] == "big"
     assert {"prompt": "listwise", "seed": 5}.items() <= kept[0]["settings"].items()
     # No teacher is told the answer, and what it wrote is read back as it saw it.
-    assert not any(TOLD in body["messages"][-1]["content"] for body in asked)
+    assert not any(HINT_PREFIX in body["messages"][-1]["content"] for body in asked)
     read = read_demonstrations(str(tmp_path / "shown" / "demonstrations.jsonl"), prompt_format("compact"))
-    assert [(each.item, each.presented[prompt_verdict(each.completion)]) for each in read] == [
+    assert [(each.item, each.presented[verdict_index(each.completion)]) for each in read] == [
         (item, item.responses[item.best]) for item in ITEMS[:7]
     ]
 
 
-def test_the_items_of_a_mix_are_demonstrated_each_once(tal: Tal, words: list[str], tmp_path: Path) -> None:
-    for name, part in (("early", ITEMS[:3]), ("late", ITEMS[3:]), ("again", ITEMS[2:])):
+def test_each_item_of_a_mix_is_demonstrated_once(tal: Tal, words: list[str], tmp_path: Path) -> None:
+    for name, part in (("early", ITEMS[:3]), ("right_on_a_later_try", ITEMS[3:]), ("again", ITEMS[2:])):
         jsonl.write(part, tmp_path / f"{name}.jsonl")
     of_run = [word for word in words if not word.startswith("data")]
 
@@ -121,10 +119,15 @@ def test_the_items_of_a_mix_are_demonstrated_each_once(tal: Tal, words: list[str
         chosen = [[f"data.mix.{name}=jsonl", f"data.mix.{name}.path={tmp_path / name}.jsonl"] for name in names]
         return [of_run[0], "data=mix", *chain.from_iterable(chosen), *of_run[1:]]
 
-    with teaching(late) as (teacher, _):
-        done = tal(*mix("early", "late"), *teacher, "--json")
+    with teacher_server(right_on_a_later_try) as (teacher, _):
+        done = tal(*mix("early", "right_on_a_later_try"), *teacher, "--json")
         twice = tal(*mix("early", "again"), *teacher, "run.name=twice")
-        weighted = tal(*mix("early", "late"), *teacher, "data.weights={early: 1, late: 2}", "run.name=weighted")
+        weighted = tal(
+            *mix("early", "right_on_a_later_try"),
+            *teacher,
+            "data.weights={early: 1, right_on_a_later_try: 2}",
+            "run.name=weighted",
+        )
     assert done.status == 0, done.err
     assert (json.loads(done.out)["n"], len(rows(tmp_path))) == (8, 7)
     assert {item.id for item in ITEMS[:7]} == {row["item"]["id"] for row in rows(tmp_path)}
@@ -132,20 +135,18 @@ def test_the_items_of_a_mix_are_demonstrated_each_once(tal: Tal, words: list[str
     assert (weighted.status, "data.weights: are for training" in weighted.err) == (2, True), weighted.err
 
 
-def prompt_verdict(completion: str) -> int:
+def verdict_index(completion: str) -> int:
     return LABELS.index(completion.partition("<verdict>")[2][0])
 
 
-def test_an_item_in_which_the_teachers_tokenizer_reads_a_tag_is_named(
-    tal: Tal, words: list[str], tmp_path: Path
-) -> None:
+def test_item_with_reserved_tag_in_teacher_tokenizer_is_rejected(tal: Tal, words: list[str], tmp_path: Path) -> None:
     path = write_model(tmp_path / "teacher", Qwen3ForCausalLM, 0, odd_tokenizer())
     jsonl.write([replace(ITEMS[0], prompt="So ¤verdict€A")], tmp_path / "odd.jsonl")
     done = tal(*words, f"data.path={tmp_path / 'odd.jsonl'}", f"teacher.path={path}")
     assert (done.status, "reads the reserved tag '<verdict>A' in 'So ¤verdict€A'" in done.err) == (2, True), done.err
 
 
-def test_a_recipe_of_somebody_else_gets_no_secret_but_the_key_of_a_server(
+def test_third_party_recipe_can_only_send_the_server_key(
     tal: Tal, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in PLANTED.items():
@@ -168,17 +169,17 @@ def test_a_recipe_of_somebody_else_gets_no_secret_but_the_key_of_a_server(
     assert {name for name, value in PLANTED.items() if value in "".join(received)} == {"VLLM_API_KEY"}
 
 
-def test_a_run_that_failed_continues_and_asks_nothing_twice(tal: Tal, words: list[str], tmp_path: Path) -> None:
+def test_resume_after_failure_repeats_no_request(tal: Tal, words: list[str], tmp_path: Path) -> None:
     limit, answered = [11.0], Counter[tuple[int, str]]()
 
     def breaks_down(number: int, presented: Sequence[str], prompt: str) -> str:
         if answered.total() >= limit[0]:
             return ""
         answered.update([(number, prompt)])
-        return late(number, presented, prompt)
+        return right_on_a_later_try(number, presented, prompt)
 
     journals = tmp_path / "shown" / "journals"
-    with teaching(breaks_down) as (teacher, _):
+    with teacher_server(breaks_down) as (teacher, _):
         failed = tal(*words, *teacher, "teacher.concurrency=1")
         assert (failed.status, (tmp_path / "shown" / "demonstrations.jsonl").exists()) == (2, False)
         assert sum(len(path.read_text().splitlines()) - 1 for path in journals.iterdir()) == 11
@@ -194,12 +195,12 @@ def test_a_run_that_failed_continues_and_asks_nothing_twice(tal: Tal, words: lis
     assert len(rows(tmp_path)) == 7
 
 
-def test_in_both_orders_a_verdict_by_position_is_no_demonstration(tal: Tal, words: list[str], tmp_path: Path) -> None:
+def test_both_orders_drops_position_dependent_verdicts(tal: Tal, words: list[str], tmp_path: Path) -> None:
     def by_place(number: int, presented: Sequence[str], prompt: str) -> str:
         unsure = BEST[ITEMS[3].prompt] in presented
         return verdict(0 if unsure else right(presented))
 
-    with teaching(by_place) as (teacher, _):
+    with teacher_server(by_place) as (teacher, _):
         done = tal(*words, *teacher, "both_orders=true")
     assert done.status == 0, done.err
     kept = rows(tmp_path)
@@ -209,27 +210,23 @@ def test_in_both_orders_a_verdict_by_position_is_no_demonstration(tal: Tal, word
     assert "87.5 [" in done.out
 
 
-def test_the_answer_is_shown_with_the_hint_alone_to_items_that_are_left_and_marked(
-    tal: Tal, words: list[str], tmp_path: Path
-) -> None:
+def test_hint_is_given_only_for_unsolved_items_and_recorded(tal: Tal, words: list[str], tmp_path: Path) -> None:
     def obeys(number: int, presented: Sequence[str], prompt: str) -> str:
-        if TOLD in prompt:
+        if HINT_PREFIX in prompt:
             return verdict(LABELS.index(prompt.rpartition("response ")[2][0]))
         return verdict(right(presented)) if presented[right(presented)] == BEST[ITEMS[2].prompt] else "No."
 
-    with teaching(obeys) as (teacher, asked):
+    with teacher_server(obeys) as (teacher, asked):
         done = tal(*words, *teacher, "tries=1", "--hint")
     assert done.status == 0, done.err
     kept = rows(tmp_path)
     assert [row["hint"] for row in kept] == [i != 2 for i in range(8)]
-    assert sum(TOLD in body["messages"][-1]["content"] for body in asked) == 7
+    assert sum(HINT_PREFIX in body["messages"][-1]["content"] for body in asked) == 7
     assert len({row["seed"] for row in kept}) == 2
 
 
-def test_where_nothing_is_right_no_file_is_written_and_the_rule_is_named(
-    tal: Tal, words: list[str], tmp_path: Path
-) -> None:
-    with teaching(lambda *_: "I cannot say.") as (teacher, _):
+def test_no_correct_completion_writes_no_file_and_names_broken_rule(tal: Tal, words: list[str], tmp_path: Path) -> None:
+    with teacher_server(lambda *_: "I cannot say.") as (teacher, _):
         done = tal(*words, *teacher)
     assert (done.status, (tmp_path / "shown" / "demonstrations.jsonl").exists()) == (2, False)
     assert "no completion about 8 items was right (broken most: there has to be one <rubric>" in done.err
@@ -249,7 +246,7 @@ ROW = {"item": json.loads(jsonl.line(ITEMS[1])), "order": [2, 1, 0], "completion
         ({"item": None}, "rows.jsonl:1: expected an object"),
     ],
 )
-def test_a_row_that_teaches_the_wrong_thing_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+def test_invalid_demonstration_row_is_rejected(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({**ROW, **row}) + "\n")
     with pytest.raises(DataError, match=message):
@@ -259,7 +256,7 @@ def test_a_row_that_teaches_the_wrong_thing_is_named(tmp_path: Path, row: dict[s
         read_demonstrations(str(path), prompt_format("compact"))
 
 
-def test_items_that_are_measured_are_no_demonstrations(tmp_path: Path) -> None:
+def test_demonstrations_of_test_items_are_rejected(tmp_path: Path) -> None:
     groups = ["data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=12"]
     splits = load(load_recipe("quickstart", groups).data)
     for side in ("train", "test"):

@@ -1,4 +1,4 @@
-"""`tal data edit`: a model's edits are kept where they keep the rules, else counted, and measured by the probes."""
+"""`tal data edit`: valid model edits are kept, invalid ones counted by rule, and probes use the resulting file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GERMAN = {
     "Thailand": "Thailand",
     "Japan": "Japan",
 }
-THINGS = {"a bowl of rice": "a box of chocolates", "old books": "new toys", "flowers": "umbrellas"}
+REPLACED_GIFTS = {"a bowl of rice": "a box of chocolates", "old books": "new toys", "flowers": "umbrellas"}
 
 
 def swap(text: str, table: dict[str, str]) -> str:
@@ -59,7 +59,7 @@ def edit(probe: str, shown: dict[str, Any]) -> dict[str, Any]:
     """What an able editor answers."""
     responses = shown.get("responses", [])
     if probe == "CC":
-        return {"response": swap(shown["response"], THINGS)}
+        return {"response": swap(shown["response"], REPLACED_GIFTS)}
     if probe == "RC":
         place = f" in {shown['culture']}"
         bare = [text.replace(f"In {shown['culture']} they", "They") for text in responses]
@@ -110,7 +110,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "edited" / "edits.jsonl").read_text().splitlines()]
 
 
-def unsteady(number: int, probe: str, shown: dict[str, Any]) -> str:
+def unreliable_editor(number: int, probe: str, shown: dict[str, Any]) -> str:
     """An able editor, but for: first tries at RC, which are no JSON, and CC of rice, which is always said anew."""
     if probe == "RC" and number == 0:
         return "I would rather not."
@@ -119,10 +119,10 @@ def unsteady(number: int, probe: str, shown: dict[str, Any]) -> str:
     return f"Sure!\n```json\n{json.dumps(edit(probe, shown), ensure_ascii=False)}\n```"
 
 
-def test_what_keeps_the_rules_is_kept_with_its_provenance_and_the_rest_is_counted_by_rule(
+def test_valid_edits_keep_provenance_and_rejects_are_counted_by_rule(
     tal: Tal, words: list[str], tmp_path: Path
 ) -> None:
-    with editing(unsteady) as (editor, asked):
+    with editing(unreliable_editor) as (editor, asked):
         done = tal(*words, *editor, "seed=5", "tries=2", "max_completion_length=99", "--json")
         assert done.status == 0, done.err
         found = json.loads(done.out)["probes"]
@@ -148,9 +148,7 @@ def test_what_keeps_the_rules_is_kept_with_its_provenance_and_the_rest_is_counte
     assert {row.get("language") for row in kept if row["probe"] == "CL"} == {"de"}
 
 
-def test_edits_go_through_validation_into_the_probes_of_an_evaluation(
-    tal: Tal, words: list[str], tmp_path: Path
-) -> None:
+def test_edits_pass_validation_and_are_used_by_evaluation_probes(tal: Tal, words: list[str], tmp_path: Path) -> None:
     with editing(lambda _, probe, shown: json.dumps(edit(probe, shown))) as (editor, _asked):
         assert tal(*words, *editor).status == 0
     file = tmp_path / "edited" / "edits.jsonl"
@@ -172,14 +170,14 @@ def test_edits_go_through_validation_into_the_probes_of_an_evaluation(
     assert "CC" in (tmp_path / "measured" / "leaderboard.html").read_text()
 
 
-def test_a_run_that_failed_continues_and_nothing_is_overwritten(tal: Tal, words: list[str], tmp_path: Path) -> None:
+def test_failed_run_resumes_and_overwrites_nothing(tal: Tal, words: list[str], tmp_path: Path) -> None:
     limit, answered = [9], Counter[tuple[int, str, str]]()
 
     def breaks_down(number: int, probe: str, shown: dict[str, Any]) -> str:
         if answered.total() >= limit[0]:
             return ""
         answered.update([(number, probe, json.dumps(shown))])
-        return unsteady(number, probe, shown)
+        return unreliable_editor(number, probe, shown)
 
     with editing(breaks_down) as (editor, _):
         failed = tal(*words, *editor, "editor.concurrency=1")
@@ -192,9 +190,7 @@ def test_a_run_that_failed_continues_and_nothing_is_overwritten(tal: Tal, words:
     assert len(rows(tmp_path)) == 22
 
 
-def test_a_model_in_this_process_that_cannot_edit_leaves_no_file_but_the_reasons(
-    tal: Tal, words: list[str], tmp_path: Path
-) -> None:
+def test_local_model_without_valid_edits_writes_only_the_yield(tal: Tal, words: list[str], tmp_path: Path) -> None:
     model = write_language_model(tmp_path / "model", 0)
     local = ["editor=model", f"editor.path={model}", "tries=1", "max_completion_length=8", "probes=[RC,CL]"]
     done = tal(*words, *local)
@@ -204,7 +200,7 @@ def test_a_model_in_this_process_that_cannot_edit_leaves_no_file_but_the_reasons
     assert {probe: part["rejected"] for probe, part in found.items()} == {"RC": 6, "CL": 6}
 
 
-def test_a_language_that_is_none_is_named(tal: Tal, words: list[str]) -> None:
+def test_unknown_language_is_rejected(tal: Tal, words: list[str]) -> None:
     done = tal(
         *words, "language=Xish", "editor.url=http://127.0.0.1:1/v1", "editor.model=m", "editor.key_variable=null"
     )

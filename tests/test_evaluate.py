@@ -1,4 +1,4 @@
-"""An evaluation from its command to its tables: a trained judge, a random classifier and a constant."""
+"""A complete evaluation, from command to tables: a trained judge, a random classifier and a constant."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_a_model_is_closed_before_the_next_is_loaded(
+def test_reward_model_is_closed_before_the_next_is_loaded(
     words: list[str], tal: Tal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
@@ -88,7 +88,7 @@ def engine_cores(folder: Path) -> set[int]:
     return found
 
 
-def test_of_two_vllm_judges_one_is_gone_before_the_next_and_both_in_the_end(
+def test_vllm_engine_exits_before_the_next_judge_starts(
     words: list[str], small_run: Path, tmp_path: Path, warm_vllm: str
 ) -> None:
     section = ("=judge", f".path={small_run / 'model'}", ".backend=vllm")
@@ -107,13 +107,13 @@ def test_of_two_vllm_judges_one_is_gone_before_the_next_and_both_in_the_end(
     assert sorted(map(len, seen)) == [0, 1, 1]
 
 
-def test_a_constant_gets_exactly_what_chance_gets(evaluation: Path) -> None:
+def test_constant_reward_model_scores_exactly_at_chance(evaluation: Path) -> None:
     summary = read(evaluation / "carb" / "constant.json")
     assert (summary["n"], summary["accuracy"], summary["flips"]["accuracy"]) == (16, 0.25, 0.25)
     assert summary["protocol"] == "a score for each response"
 
 
-def test_each_kind_is_measured_as_it_is_asked(evaluation: Path) -> None:
+def test_judge_and_classifier_summaries_match_their_protocols(evaluation: Path) -> None:
     judge, classifier = (read(evaluation / "carb" / f"{name}.json") for name in ("mine", "random"))
     assert (judge["n"], judge["protocol"]) == (16, "listwise, greedy, 4 orders, strict")
     assert sum(part["n"] for part in judge["by_position"].values()) == 4 * 16
@@ -127,7 +127,7 @@ def test_each_kind_is_measured_as_it_is_asked(evaluation: Path) -> None:
     assert len({score for row in rows for score in row["scores"]}) > 16
 
 
-def test_a_judge_measured_on_its_training_items_is_marked(words: list[str], tmp_path: Path, tal: Tal) -> None:
+def test_judge_evaluated_on_its_training_items_is_marked(words: list[str], tmp_path: Path, tal: Tal) -> None:
     mine = [word for word in words if word.startswith(("run", "recipes", "data", "rms.mine", "eval.bootstrap"))]
     done = tal(*mine, f"run.dir={tmp_path}", "run.name=seen", "eval.items=all", "eval.max_items=64")
     assert done.status == 0, done.err
@@ -143,7 +143,7 @@ def test_a_judge_measured_on_its_training_items_is_marked(words: list[str], tmp_
     assert {"A", "B †"} <= {heading.strip() for heading in compared.out.replace("┃", "\n").splitlines()}
 
 
-def test_probes_and_selections_stand_beside(evaluation: Path) -> None:
+def test_probes_and_selections_are_written(evaluation: Path) -> None:
     probes = {name: read(evaluation / "probes" / f"{name}.json") for name in ("mine", "random", "constant")}
     assert all(probes["constant"][name]["relative"]["absolute"]["mean"] == 0 for name in ("CC", "RC", "RP"))
     assert probes["random"]["RC"]["relative"]["absolute"]["mean"] > 0
@@ -154,7 +154,7 @@ def test_probes_and_selections_stand_beside(evaluation: Path) -> None:
     assert [json.loads(line)["id"] for line in lines] == [row["id"] for row in ROWS]
 
 
-def test_edits_of_a_file_are_measured_and_the_items_without_one_are_counted(tal: Tal, tmp_path: Path) -> None:
+def test_probe_edits_from_file_are_used_and_missing_ones_counted(tal: Tal, tmp_path: Path) -> None:
     words = ["data=quickstart_cards", "data.groups=[gift_taboo]", "data.languages=[en]", "data.sets_per_group=1"]
     items = evaluate.load_items(load_config("recipes/carb.yaml", words))  # type: ignore[arg-type]
     rows = [{"item": items[0].id, "probe": "RP", "prompt": f"So: {items[0].prompt}"}]
@@ -172,7 +172,7 @@ def test_edits_of_a_file_are_measured_and_the_items_without_one_are_counted(tal:
     assert not (tmp_path / "other").exists()
 
 
-def test_the_leaderboard_ranks_all_three(evaluation: Path) -> None:
+def test_leaderboard_ranks_all_three_models(evaluation: Path) -> None:
     (board,) = read(evaluation / "leaderboard.json")["boards"]
     assert {model["name"] for model in board["models"]} == {"mine", "random", "constant"}
     assert board["n"] == 16
@@ -180,9 +180,7 @@ def test_the_leaderboard_ranks_all_three(evaluation: Path) -> None:
     assert "<title>" in (evaluation / "leaderboard.html").read_text()
 
 
-def test_a_resumed_evaluation_makes_what_is_missing_from_the_journal_alone(
-    evaluation: Path, words: list[str], tal: Tal
-) -> None:
+def test_resumed_evaluation_rebuilds_results_from_the_journal(evaluation: Path, words: list[str], tal: Tal) -> None:
     journal, carb = evaluation / "journals" / "mine.jsonl", evaluation / "carb" / "mine.json"
     answered, before = journal.read_bytes(), carb.read_bytes()
     carb.unlink()
@@ -192,12 +190,12 @@ def test_a_resumed_evaluation_makes_what_is_missing_from_the_journal_alone(
     assert journal.read_bytes() == answered
 
 
-def test_an_evaluation_is_not_continued_with_other_reward_models(words: list[str], evaluation: Path, tal: Tal) -> None:
+def test_resume_rejects_changed_reward_models(words: list[str], evaluation: Path, tal: Tal) -> None:
     done = tal(*words, "run.resume=auto", "rms.mine.orders=2")
     assert (done.status, "started with another rms" in done.err) == (2, True)
 
 
-def test_selections_and_carb_accuracy_make_a_validity_report(evaluation: Path, tmp_path: Path, tal: Tal) -> None:
+def test_validity_report_combines_selections_and_carb_accuracy(evaluation: Path, tmp_path: Path, tal: Tal) -> None:
     done = tal("validity", str(evaluation), "--out", str(tmp_path))
     assert done.status == 0, done.err
     found = read(tmp_path / "validity.json")
@@ -205,7 +203,7 @@ def test_selections_and_carb_accuracy_make_a_validity_report(evaluation: Path, t
     assert (tmp_path / "validity.svg").read_text().startswith("<svg")
 
 
-def test_two_processes_share_what_is_asked_and_end_with_the_results_of_one(
+def test_two_processes_split_requests_and_match_one_process(
     evaluation: Path, words: list[str], tmp_path: Path, warm_python: str
 ) -> None:
     broken = ["rms.broken=classifier", f"rms.broken.path={words[-2].partition('=')[2]}"]  # it has no head
@@ -229,7 +227,7 @@ def test_two_processes_share_what_is_asked_and_end_with_the_results_of_one(
     assert min(len(first), len(second)) > 16
 
 
-def test_what_fails_in_one_process_fails_in_all(tmp_path: Path, warm_python: str) -> None:
+def test_failure_in_one_process_is_raised_in_all(tmp_path: Path, warm_python: str) -> None:
     (tmp_path / "peers.py").write_text(
         "from think_as_locals.runtime.ranks import Peers\n"
         "peers, said = Peers.join(), []\n"
@@ -248,19 +246,19 @@ def test_what_fails_in_one_process_fails_in_all(tmp_path: Path, warm_python: str
     )
     done = launch(warm_python, command("torchrun"), "--nproc_per_node", "2", str(tmp_path / "peers.py"))
     assert done.returncode == 0, done.stderr
-    everyones = [(tmp_path / str(rank)).read_text().splitlines() for rank in (0, 1)]
-    assert everyones[0] == ["[0, 1]", "PeerError: process 1: ValueError: bad 1", "ValueError: bad 0", "[0, 1]"]
-    assert everyones[1] == ["[0, 1]", "ValueError: bad 1", "ValueError: bad 1", "[0, 1]"]
+    outputs_by_rank = [(tmp_path / str(rank)).read_text().splitlines() for rank in (0, 1)]
+    assert outputs_by_rank[0] == ["[0, 1]", "PeerError: process 1: ValueError: bad 1", "ValueError: bad 0", "[0, 1]"]
+    assert outputs_by_rank[1] == ["[0, 1]", "ValueError: bad 1", "ValueError: bad 1", "[0, 1]"]
 
 
-def test_what_asks_a_teacher_runs_in_one_process(tal: Tal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demonstrate_rejects_multiple_processes(tal: Tal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     done = tal("demonstrate", "teacher.path=x")
     assert (done.status, "demonstrate runs in one process, got 2" in done.err) == (2, True)
 
 
-def test_a_reward_model_that_is_nowhere_is_refused_before_a_folder_is_made(tmp_path: Path, tal: Tal) -> None:
+def test_missing_reward_model_is_rejected_before_run_folder_exists(tmp_path: Path, tal: Tal) -> None:
     words = [f"run.dir={tmp_path}", "~rms.constant", "rms.mine=judge", f"rms.mine.path={tmp_path / 'nowhere'}"]
     done = tal("run", "recipes/carb.yaml", *words)
     assert (done.status, "nowhere: neither a directory nor a Hub id" in done.err) == (2, True)

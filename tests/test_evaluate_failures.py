@@ -1,4 +1,4 @@
-"""An evaluation in which reward models fail, each in its own way, or meet items that are too long for them."""
+"""Evaluations in which reward models fail in various ways or items are too long for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from think_as_locals import evaluate
 from think_as_locals.reward_models.scalar import ScalarRM
 
-LONG = ("long-0", "long-1")
+LONG_IDS = ("long-0", "long-1")
 ITEMS = [
     make_item(
         id=f"{'long' if i < 2 else 'short'}-{i}",
@@ -105,7 +105,7 @@ def silent() -> Iterator[tuple[str, threading.Event]]:
         goes_on.set()
 
 
-def raising(errors: Mapping[str, BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+def make_classifiers_fail(errors: Mapping[str, BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let classifiers raise in their second batch."""
     scored, batches = ScalarRM._scored_batches, list[str]()
 
@@ -119,7 +119,7 @@ def raising(errors: Mapping[str, BaseException], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ScalarRM, "_scored_batches", raises)
 
 
-def test_reward_models_that_fail_leave_the_others_on_the_leaderboard_and_are_tried_again(
+def test_failed_models_are_reported_and_retried_on_resume(
     evaluation: Evaluation, silent: tuple[str, threading.Event], tal: Tal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [evaluation.folder / name for name in ("full", "buggy", "weightless")]
@@ -135,7 +135,7 @@ def test_reward_models_that_fail_leave_the_others_on_the_leaderboard_and_are_tri
     }
     with monkeypatch.context() as patched:
         errors = {"full": torch.OutOfMemoryError("CUDA out of memory"), "buggy": TypeError("[b]mid-way")}
-        raising(errors, patched)
+        make_classifiers_fail(errors, patched)
         done = tal(*words)
     assert done.status == 1
     assert evaluation.ranked == [["constant", "good"]]
@@ -160,7 +160,7 @@ def test_reward_models_that_fail_leave_the_others_on_the_leaderboard_and_are_tri
     assert "Failed" not in Page(evaluation.run / "leaderboard.html").text
 
 
-def test_a_reward_model_that_is_not_there_fails_alone(evaluation: Evaluation, tal: Tal) -> None:
+def test_missing_reward_model_does_not_fail_the_others(evaluation: Evaluation, tal: Tal) -> None:
     gone = evaluation.folder / "gone"
     typo = ["rms.typo=judge", f"rms.typo.path={gone}", "rms.keyless=server", "rms.keyless.url=http://127.0.0.1:9/v1"]
     typo += ["rms.keyless.model=m", "rms.keyless.key_variable=TAL_NO_SUCH_KEY"]
@@ -177,19 +177,17 @@ def test_a_reward_model_that_is_not_there_fails_alone(evaluation: Evaluation, ta
 
 
 @pytest.mark.parametrize(("how", "n"), [("exclude", 10), ("wrong", 12)])
-def test_items_that_are_too_long_are_left_out_or_wrong_and_named(
-    how: str, n: int, evaluation: Evaluation, tal: Tal
-) -> None:
+def test_too_long_items_are_excluded_or_wrong_and_listed(how: str, n: int, evaluation: Evaluation, tal: Tal) -> None:
     done = tal(*evaluation.words, f"eval.too_long={how}", "eval.probes=true")
     assert done.status == 0, done.err
     summary, whole = (evaluation.read(f"carb/{name}.json") for name in ("short", "good"))
     assert (summary["n"], whole["n"]) == (n, 12)
-    assert summary["too_long"] == {"exclude": [], "wrong": [], how: list(LONG)}
+    assert summary["too_long"] == {"exclude": [], "wrong": [], how: list(LONG_IDS)}
     assert whole["too_long"] == {"exclude": [], "wrong": []}
     assert summary["parse_failure"] == 0
     assert sum(part["n"] for part in summary["by_position"].values()) == 10
     # Over the ten both do the same; the two others are wrong, or not there.
-    right = [row["credit"] for row in rows(evaluation, "short") if row["id"] not in LONG]
+    right = [row["credit"] for row in rows(evaluation, "short") if row["id"] not in LONG_IDS]
     assert summary["accuracy"] == pytest.approx(sum(right) / n)
     together = ["constant", "good", "short"]
     assert sorted(evaluation.ranked) == ([["constant", "good"], ["short"]] if how == "exclude" else [together])
@@ -206,12 +204,12 @@ def rows(evaluation: Evaluation, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_how_they_count_can_be_changed_without_asking_again(
+def test_too_long_setting_can_change_on_resume_without_rescoring(
     evaluation: Evaluation, tal: Tal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tal(*evaluation.words).status == 1
     assert sorted(path.stem for path in evaluation.run.glob("carb/*.json")) == ["constant", "good"]
-    raising({name: AssertionError("asked again") for name in ("good", "short")}, monkeypatch)
+    make_classifiers_fail({name: AssertionError("asked again") for name in ("good", "short")}, monkeypatch)
     for how, n in (("exclude", 10), ("wrong", 12)):
         done = tal(*evaluation.words, "run.resume=auto", f"eval.too_long={how}")
         assert done.status == 0, done.out + done.err
@@ -219,14 +217,16 @@ def test_how_they_count_can_be_changed_without_asking_again(
     assert tal(*evaluation.words, "run.resume=auto").status == 1  # which is an error again
 
 
-def test_a_model_for_which_all_is_too_long_fails_however_they_count(evaluation: Evaluation, tal: Tal) -> None:
+def test_model_fails_if_every_item_is_too_long(evaluation: Evaluation, tal: Tal) -> None:
     words = [*evaluation.words, "eval.too_long=wrong", "rms.short.max_length=3"]
     assert tal(*words).status == 1
     assert "12 of 12 items are too long: " in evaluation.failed["short"]
     assert evaluation.ranked == [["constant", "good"]]
 
 
-def test_if_all_fail_the_leaderboard_says_so(evaluation: Evaluation, tal: Tal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaderboard_lists_failures_if_all_models_fail(
+    evaluation: Evaluation, tal: Tal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(evaluate, "load_reward_model", lambda *_: {}["weights"])
     assert tal(*evaluation.words).status == 1
     assert (evaluation.ranked, set(evaluation.failed)) == ([], {"constant", "good", "short"})
@@ -242,10 +242,10 @@ def test_if_all_fail_the_leaderboard_says_so(evaluation: Evaluation, tal: Tal, m
         (KeyboardInterrupt(), 75, "mine was asked to stop, and what it has is kept:"),
     ],
 )
-def test_a_full_disk_or_a_signal_ends_the_evaluation_and_says_how_to_continue(
+def test_full_disk_or_signal_ends_evaluation_with_resume_command(
     evaluation: Evaluation, tal: Tal, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, message: str
 ) -> None:
-    raising({"good": error}, monkeypatch)
+    make_classifiers_fail({"good": error}, monkeypatch)
     done = tal(*evaluation.words, "run.name=mine")
     assert (done.status, message in done.err) == (status, True), done.err
     assert done.err.endswith(" continue it with run.name=mine run.resume=auto\n")
@@ -253,9 +253,7 @@ def test_a_full_disk_or_a_signal_ends_the_evaluation_and_says_how_to_continue(
     assert not (evaluation.folder / "mine" / "failed").exists()
 
 
-def test_prompts_that_a_server_finds_too_long_are_named_and_the_others_answered(
-    evaluation: Evaluation, tal: Tal
-) -> None:
+def test_prompts_too_long_for_server_are_listed_and_the_rest_judged(evaluation: Evaluation, tal: Tal) -> None:
     answered = []
 
     def respond(request: Received) -> Answer:
@@ -273,10 +271,10 @@ def test_prompts_that_a_server_finds_too_long_are_named_and_the_others_answered(
         assert len(answered) == 10
         assert tal(*words, "run.resume=auto", "eval.too_long=wrong").status == 0
     assert len(answered) == 10  # the journal has their answers
-    assert evaluation.read("carb/served.json")["too_long"]["wrong"] == list(LONG)
+    assert evaluation.read("carb/served.json")["too_long"]["wrong"] == list(LONG_IDS)
 
 
-def test_a_part_of_published_rows_has_some_of_every_cell(tmp_path: Path, tal: Tal) -> None:
+def test_subset_of_published_rows_covers_every_cell(tmp_path: Path, tal: Tal) -> None:
     path = tmp_path / "carb.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in published_rows()))
     words = ["run", "recipes/carb.yaml", "data=carb", f"data.path={path}", f"run.dir={tmp_path}", "run.name=part"]
@@ -286,9 +284,7 @@ def test_a_part_of_published_rows_has_some_of_every_cell(tmp_path: Path, tal: Ta
     assert {part["n"] for part in summary["by_cell"].values()} == {1, 2}
 
 
-def test_published_rows_are_measured_over_forty_cells_and_a_part_of_them_with_a_warning(
-    tmp_path: Path, tal: Tal
-) -> None:
+def test_macro_covers_forty_cells_and_warns_if_some_are_missing(tmp_path: Path, tal: Tal) -> None:
     path = tmp_path / "carb.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in published_rows()))
     words = ["run", "recipes/carb.yaml", "data=carb", f"data.path={path}", f"run.dir={tmp_path}"]

@@ -1,4 +1,4 @@
-"""The examples of docstrings."""
+"""Examples in docstrings."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ EXAMPLES = [example for name in NAMES for example in DocTestFinder().find(import
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_an_example_runs_as_it_stands(example: DocTest) -> None:
+def test_docstring_example_passes(example: DocTest) -> None:
     assert DocTestRunner().run(example).failed == 0

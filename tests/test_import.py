@@ -1,4 +1,4 @@
-"""What a user of the prompt and the parser pays for importing them."""
+"""Import cost of the core: prompt and parser load without the GPU stack."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def run(then: str = "") -> tuple[float, set[str]]:
     return spent, set(modules)
 
 
-def test_the_core_imports_in_under_half_a_second_of_cpu_time_and_without_the_gpu_stack() -> None:
+def test_core_imports_within_half_a_second_without_gpu_stack() -> None:
     runs = [run() for _ in range(3)]
     assert min(spent for spent, _ in runs) < 0.5
     assert not runs[0][1] & set(HEAVY)
 
 
-def test_the_core_renders_parses_and_scores_without_the_gpu_stack() -> None:
+def test_core_renders_parses_and_scores_without_gpu_stack() -> None:
     then = """
 import think_as_locals as tal
 item = tal.Item(id="1", prompt="?", responses=("x", "y"), best=0, culture="TH", language="en", domain="value",
@@ -51,7 +51,7 @@ load(SimpleNamespace(source="culture_cards", path=None, split="group", test_shar
     assert not run(then)[1] & set(HEAVY)
 
 
-def test_the_help_of_the_command_line_needs_neither_torch_nor_pydantic() -> None:
+def test_cli_help_imports_neither_torch_nor_pydantic() -> None:
     program = "import sys; sys.argv = ['tal', '--help']; from think_as_locals.cli import main\n"
     program += "try: main()\nexcept SystemExit: print('\\n' + ' '.join(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
@@ -60,7 +60,7 @@ def test_the_help_of_the_command_line_needs_neither_torch_nor_pydantic() -> None
     assert by_module.stdout.decode() == done.stdout
 
 
-def test_every_public_name_of_the_core_is_there() -> None:
+def test_public_names_are_exported() -> None:
     import think_as_locals as tal
 
     names = {"Item", "render", "parse", "score", "shuffle_responses", "load_recipe", "RewardBreakdown", "Rubric"}
@@ -68,14 +68,14 @@ def test_every_public_name_of_the_core_is_there() -> None:
     assert all(getattr(tal, name) is not None for name in names)
 
 
-def test_an_unknown_public_name_lists_the_known_ones() -> None:
+def test_unknown_public_name_error_lists_known_names() -> None:
     import think_as_locals as tal
 
     with pytest.raises(AttributeError, match=r"'Jugde'.*load_recipe"):
         _ = tal.Jugde
 
 
-def test_training_imports_neither_vllm_nor_scikit_learn_until_they_are_asked_for() -> None:
+def test_training_import_does_not_load_vllm_or_scikit_learn() -> None:
     then = """
 from think_as_locals import run
 run._function("policy:load_data")

@@ -1,4 +1,4 @@
-"""`tal init`: what it makes runs as it is, fits the rows it is given, and never takes another folder's place."""
+"""`tal init`: its output runs unchanged, fits the given rows, and never replaces an existing folder."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ PAIRS = [
     {"prompt": f"How do people greet the {who}?", "chosen": "With a wai.", "rejected": "With a bow.", "culture": "TH"}
     for who in ("elder", "guest", "child", "monk", "teacher")
 ]
-MADE = ["README.md", "judge.yaml", "one_gpu.yaml", "rewards.py", "test_rewards.py"]
+GENERATED_FILES = ["README.md", "judge.yaml", "one_gpu.yaml", "rewards.py", "test_rewards.py"]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:own. 13 items are training items too")
-def test_ten_minutes_as_the_readme_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
+def test_readme_walkthrough_of_tal_init_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
     monkeypatch.chdir(tmp_path)
     done = tal("init", "sample")
     assert done.status == 0, done.err
     assert "300 rows = 300 imported (300 items) + 0 set aside" in done.out
     assert "cultures: ES 41" in done.out
-    assert sorted(path.name for path in Path("sample").iterdir()) == sorted([*MADE, "pairs.csv"])
+    assert sorted(path.name for path in Path("sample").iterdir()) == sorted([*GENERATED_FILES, "pairs.csv"])
     english = load_data_config(["data=quickstart_cards", "data.num_responses=2", "data.max_items=300"])
     pairs = [
         {"prompt": item.prompt, "chosen": best, "rejected": other, "culture": item.culture}
@@ -76,14 +76,16 @@ def test_ten_minutes_as_the_readme_has_them(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])
-def test_it_looks_at_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, suffix: str) -> None:
+def test_init_inspects_rows_of_every_file_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, suffix: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     write(Path(f"my rows: 'é'{suffix}"), PAIRS)
     done = tal("init", "mine", "--from", f"my rows: 'é'{suffix}")
     assert done.status == 0, done.err
     assert f"é'{suffix}: read as data=pairs\n5 rows = 5 imported (5 items) + 0 set aside\n" in done.out
     assert "\ncultures: TH 5\nlanguages: en 5\n" in done.out
-    assert sorted(path.name for path in Path("mine").iterdir()) == MADE
+    assert sorted(path.name for path in Path("mine").iterdir()) == GENERATED_FILES
     readme = Path("mine/README.md").read_text(encoding="utf-8")
     (validate,) = (line for line in readme.splitlines() if "tal data validate" in line)
     assert shlex.split(validate)[-1] == str(tmp_path / f"my rows: 'é'{suffix}")
@@ -93,7 +95,7 @@ def test_it_looks_at_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
     assert load_recipe("mine/one_gpu.yaml").run.launch is None  # doctor estimates one process
 
 
-def test_the_recipe_is_of_the_source_that_the_columns_tell(
+def test_init_chooses_the_data_source_from_the_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,20 +107,20 @@ def test_the_recipe_is_of_the_source_that_the_columns_tell(
     assert load_recipe("ab/judge.yaml").data.source == "preferences"
 
 
-ASKED = [{"role": "user", "content": "How do people greet an elder?"}]
-ANSWERED = [{"role": "assistant", "content": text} for text in ("With a wai.", "With a bow.")]
+USER_TURN = [{"role": "user", "content": "How do people greet an elder?"}]
+ASSISTANT_TURNS = [{"role": "assistant", "content": text} for text in ("With a wai.", "With a bow.")]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 @pytest.mark.parametrize(
     "row",
     [
-        {"prompt": ASKED, "chosen": ANSWERED[:1], "rejected": ANSWERED[1:]},
-        {"chosen": [*ASKED, ANSWERED[0]], "rejected": [*ASKED, ANSWERED[1]]},
+        {"prompt": USER_TURN, "chosen": ASSISTANT_TURNS[:1], "rejected": ASSISTANT_TURNS[1:]},
+        {"chosen": [*USER_TURN, ASSISTANT_TURNS[0]], "rejected": [*USER_TURN, ASSISTANT_TURNS[1]]},
     ],
     ids=["explicit prompt", "implicit prompt"],
 )
-def test_conversations_of_trl_are_pairs(
+def test_init_reads_trl_conversations_as_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, row: dict[str, Any], suffix: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -127,10 +129,14 @@ def test_conversations_of_trl_are_pairs(
     assert done.status == 0, done.err
     data = load_recipe("mine/judge.yaml").data
     (item,) = read(data, 0)
-    assert (data.source, item.prompt, item.responses) == ("pairs", ASKED[0]["content"], ("With a wai.", "With a bow."))
+    assert (data.source, item.prompt, item.responses) == (
+        "pairs",
+        USER_TURN[0]["content"],
+        ("With a wai.", "With a bow."),
+    )
 
 
-def test_a_name_that_reads_as_an_interpolation_is_a_name(
+def test_file_name_with_interpolation_syntax_is_taken_literally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -141,7 +147,7 @@ def test_a_name_that_reads_as_an_interpolation_is_a_name(
     assert load_recipe("mine/judge.yaml").data.path == str(tmp_path / name)
 
 
-RENAMED = [
+UNUSABLE_ROWS = [
     ({"question": "a?", "preferred": "b", "rejected": "c"}, "rename 'question' to 'prompt'; rename 'preferred' to"),
     ({"question": "a?", "response_a": "b", "response_b": "c"}, "'question' to 'prompt'; add 'preference'"),
     (
@@ -156,8 +162,8 @@ RENAMED = [
 ]
 
 
-@pytest.mark.parametrize(("row", "message"), RENAMED)
-def test_rows_it_cannot_use_are_named_and_nothing_is_left(
+@pytest.mark.parametrize(("row", "message"), UNUSABLE_ROWS)
+def test_init_rejects_unusable_rows_and_creates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, row: dict[str, str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -167,9 +173,7 @@ def test_rows_it_cannot_use_are_named_and_nothing_is_left(
     assert [path.name for path in tmp_path.iterdir()] == ["my.jsonl"]
 
 
-def test_texts_in_another_language_than_english_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
-) -> None:
+def test_init_warns_about_non_english_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
     monkeypatch.chdir(tmp_path)
     pair = {"chosen": "ไหว้ด้วยการพนมมือ", "rejected": "จับมือแน่น ๆ", "culture": "ประเทศไทย"}
     write(Path("thai.csv"), [{"prompt": f"คนไทยทักทายผู้ใหญ่คนที่ {i} อย่างไร"} | pair for i in range(3)])
@@ -187,7 +191,7 @@ def test_texts_in_another_language_than_english_are_noticed(
         (["new", "--from", "two\nlines.csv"], "its name has unprintable characters, which a recipe cannot hold"),
     ],
 )
-def test_what_is_there_stays(
+def test_failed_init_leaves_existing_files_untouched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Every way to start a recipe, as the README expected it."""
+"""Every way to start a recipe that the README describes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_two_processes_share_one_run_under_zero2_with_lora(tmp_path: Path, warm_
     assert not [name for name, _ in Judge.load(str(run / "model")).engine.model.named_parameters() if "lora" in name]
 
 
-def test_torchrun_trains_two_processes_on_every_reward_off_policy(tmp_path: Path, warm_python: str) -> None:
+def test_torchrun_trains_two_processes_off_policy_on_every_reward(tmp_path: Path, warm_python: str) -> None:
     overrides = ["reward=full", "prompt=compact_rubric", "grpo.num_iterations=2"]
     (tmp_path / "own.py").write_text("def brief(judgement, item):\n    return 1 / (1 + len(judgement.completion))\n")
     own = [f"reward.own.brief={tmp_path}/own.py:brief", "reward.weights.brief=0.5"]
@@ -60,7 +60,7 @@ def _two_processes(
     return run, logs
 
 
-def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs(warm_python: str) -> None:
+def test_recipe_needing_a_gpu_lists_missing_resources_and_alternatives(warm_python: str) -> None:
     done = launch(warm_python, command("accelerate"), "launch", "recipes/tal_grpo.yaml", "grpo.beta=0.001", "seed=3")
     assert done.returncode != 0
     message = done.stderr.partition("tal: ")[2].partition("Traceback")[0]  # accelerate adds a traceback of its own
@@ -71,7 +71,7 @@ def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs(warm_p
     assert f"Runs here: {', '.join(f'recipes/{name}.yaml' for name in runs_here)}" in message
 
 
-def test_that_answer_comes_before_torch_is_imported() -> None:
+def test_preflight_error_is_raised_before_torch_is_imported() -> None:
     code = (
         "import sys; from think_as_locals.run import start; from think_as_locals.types import PreflightError\n"
         "try: start('recipes/tal_grpo.yaml', [])\n"
@@ -80,12 +80,12 @@ def test_that_answer_comes_before_torch_is_imported() -> None:
     assert launch(sys.executable, "-c", code).returncode == 0
 
 
-def test_a_typo_ends_at_once_with_the_nearest_name(tal: Tal) -> None:
+def test_misspelled_override_suggests_the_nearest_name(tal: Tal) -> None:
     done = tal("run", "recipes/quickstart.yaml", "data.splt=group")
     assert (done.status, "did you mean 'data.split'?" in done.err) == (2, True)
 
 
-def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path, tal: Tal) -> None:
+def test_invalid_data_is_rejected_before_run_folder_exists(tmp_path: Path, tal: Tal) -> None:
     rows = tmp_path / "items.jsonl"
     rows.write_text('{"id": "1"}\n', encoding="utf-8")
     where = ["data=jsonl", f"data.path={rows}", f"run.dir={tmp_path}", "run.name=mine"]
@@ -108,7 +108,7 @@ def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path, t
     ],
     ids=["full disk", "read-only", "stopped", "interrupted"],
 )
-def test_what_ends_a_run_has_a_status_and_one_line(
+def test_run_errors_give_an_exit_status_and_a_one_line_message(
     monkeypatch: pytest.MonkeyPatch, tal: Tal, tmp_path: Path, fault: BaseException, status: int, expected: str
 ) -> None:
     def ends(*_: object) -> None:

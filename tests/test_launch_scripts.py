@@ -1,4 +1,4 @@
-"""The scripts and accelerate configurations in launch/: sound before a cluster sees them."""
+"""The scripts and accelerate configurations in launch/, checked without a cluster."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / "tests" / "gpu" / "wh
 CONFIGURATIONS = sorted((ROOT / "launch").glob("*.yaml"))
 
 
-def test_there_are_scripts_for_a_node_for_slurm_and_for_a_server() -> None:
+def test_scripts_exist_for_node_slurm_and_vllm_server() -> None:
     assert {path.stem for path in SCRIPTS} >= {"node", "slurm", "slurm_vllm", "vllm_server"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_parses_is_short_and_sets_no_hyperparameter(script: Path) -> None:
+def test_script_is_valid_short_and_sets_no_hyperparameters(script: Path) -> None:
     text = script.read_text(encoding="utf-8")
     assert text.startswith("#!/usr/bin/env bash\n# ")
     assert len(text.splitlines()) <= 40
@@ -35,7 +35,7 @@ def test_a_script_parses_is_short_and_sets_no_hyperparameter(script: Path) -> No
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
-def test_accelerate_knows_every_key_of_a_configuration(path: Path) -> None:
+def test_accelerate_accepts_every_configuration_key(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 40
     loaded = load_config_from_file(str(path))  # ends with an error at a key that it does not know
     assert loaded.num_processes == yaml.safe_load(path.read_text(encoding="utf-8"))["num_processes"]
@@ -53,7 +53,7 @@ STUBS = {
 
 
 @pytest.mark.parametrize("status", [0, 1, 75])
-def test_one_node_serves_the_others_train_and_a_stopped_run_is_queued_again(tmp_path: Path, status: int) -> None:
+def test_slurm_vllm_serves_on_one_node_and_requeues_stopped_runs(tmp_path: Path, status: int) -> None:
     for name, script in STUBS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
@@ -82,7 +82,7 @@ def test_one_node_serves_the_others_train_and_a_stopped_run_is_queued_again(tmp_
 
 
 @pytest.mark.parametrize("script", ["slurm", "slurm_vllm"])
-def test_a_job_has_its_nodes_for_itself_and_a_port_of_its_own(script: str) -> None:
+def test_slurm_job_is_exclusive_and_uses_no_fixed_port(script: str) -> None:
     text = (ROOT / "launch" / f"{script}.sh").read_text(encoding="utf-8")
     assert {"#SBATCH --exclusive", "#SBATCH --mem=0", "#SBATCH --signal=USR1@600"} <= set(text.splitlines())
     assert "29500" not in text
@@ -103,7 +103,7 @@ open(os.environ["TAL_STOPPED"], "w").write(f"saved after {len(received)}\\n")
 
 
 @pytest.mark.parametrize("proctrack", ["cgroup", "linuxproc"])
-def test_however_slurm_delivers_its_signal_workers_save_and_the_script_waits(tmp_path: Path, proctrack: str) -> None:
+def test_node_script_waits_for_workers_to_save_after_slurm_signal(tmp_path: Path, proctrack: str) -> None:
     """cgroup: the task alone gets it, linuxproc: every process of the step."""
     launcher = tmp_path / "accelerate"
     launcher.write_text(
@@ -126,6 +126,6 @@ def test_however_slurm_delivers_its_signal_workers_save_and_the_script_waits(tmp
     assert "saved after" in errors
 
 
-def test_a_server_without_a_key_or_a_node_to_train_on_is_no_job() -> None:
+def test_slurm_vllm_script_requires_an_api_key() -> None:
     words = ["launch/slurm_vllm.sh", "MODEL", "recipes/tal_grpo.yaml"]
     assert "export it before sbatch" in launch("env", "-u", "VLLM_API_KEY", *words).stderr

@@ -1,4 +1,4 @@
-"""What somebody new brings: a reward of his own in ten lines, and items of his own in a JSONL file."""
+"""A new user's first run: a custom reward in ten lines, and custom items in a JSONL file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_items(path: Path, **changes: object) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path, tal: Tal) -> None:
+def test_quick_start_trains_with_custom_reward_and_items(tmp_path: Path, tal: Tal) -> None:
     assert len(REWARD.strip().splitlines()) <= 10
     (tmp_path / "own_rewards.py").write_text(REWARD.lstrip(), encoding="utf-8")
     write_items(tmp_path / "mine.jsonl")

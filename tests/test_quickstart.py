@@ -1,4 +1,4 @@
-"""The quick start as it is: what the README says of it, measured."""
+"""The full quick start: the README's claims about it, measured."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _carb(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.timeout(1600)
-def test_grpo_removes_the_bias_that_the_cold_start_taught(quickstart: Path) -> None:
+def test_grpo_removes_the_bias_taught_by_the_cold_start(quickstart: Path) -> None:
     before, after = _carb(quickstart)
     assert before["split"] == after["split"] == "pairing"
     assert before["accuracy"] <= 0.60
@@ -44,12 +44,12 @@ def test_grpo_removes_the_bias_that_the_cold_start_taught(quickstart: Path) -> N
     assert max(before["parse_failure"], after["parse_failure"]) <= 0.02
 
 
-def test_flips_are_beyond_what_a_judge_blind_to_culture_can_score(quickstart: Path) -> None:
+def test_flip_accuracy_exceeds_the_culture_blind_maximum(quickstart: Path) -> None:
     flips = _carb(quickstart)[1]["flips"]
     assert flips["n"] >= 400
     assert flips["ci95"][0] > 0.25
 
 
-def test_baselines_stand_at_chance(quickstart: Path) -> None:
+def test_baseline_accuracies_are_at_chance_level(quickstart: Path) -> None:
     for name, baseline in _carb(quickstart)[1]["baselines"].items():
         assert baseline["accuracy"] == pytest.approx(0.25, abs=0.05), name

@@ -1,8 +1,8 @@
-"""Every command of README.md and the guides is typed, its Python runs, and what it names is there.
+"""README.md and the guides: their commands and Python code run, and the names they mention exist.
 
-Commands are typed as they stand (`readme/ways.py`). They run for real but for what trains: that goes up to where
+Commands are run as written (`readme/ways.py`). Those that train stop where
 training would start (`test_quickstart.py`, `test_newcomer.py`, `test_launch.py`, `sweeps/`, `training/` go on), and
-what needs a GPU goes up to the message that there is none.
+those that need a GPU stop at the message that there is none.
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ def _case(command: Command) -> Any:
 
 
 @pytest.mark.parametrize("command", [_case(command) for command in commands()])
-def test_a_command_runs_as_it_stands(reader: Reader, command: Command) -> None:
+def test_command_runs_as_documented(reader: Reader, command: Command) -> None:
     ways = [way for pattern, way in WAYS.items() if re.fullmatch(pattern, command.text)]
     assert len(ways) == 1, f"say in readme/ways.py how {command.text!r} is run"
     ways[0](reader, command)
 
 
-def test_no_way_is_left_of_a_command_that_is_gone() -> None:
+def test_every_way_matches_a_documented_command() -> None:
     for pattern in WAYS:
         assert any(re.fullmatch(pattern, command.text) for command in commands()), pattern
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.settings or c.options], ids=lambda c: c.text)
-def test_what_a_remark_says_can_be_set_and_chosen(reader: Reader, command: Command) -> None:
+def test_settings_and_options_in_command_comments_exist(reader: Reader, command: Command) -> None:
     words = command.words()
     launched = words[0] == "accelerate"  # whose help shows a part of its options
     known = launch_command_parser()._option_string_actions if launched else reader.tal(words[1], "--help")[1]
@@ -104,12 +104,12 @@ def test_what_a_remark_says_can_be_set_and_chosen(reader: Reader, command: Comma
 # --- Python, and what judges write ---
 
 
-def test_the_blocks_are_of_kinds_that_are_tested_here() -> None:
+def test_every_code_block_language_is_covered() -> None:
     assert {block.language for block in blocks() if not is_commands(block)} <= {"python", "json", "yaml", "text", ""}
 
 
 @pytest.mark.parametrize("text", [block.text for block in blocks() if block.language == "json"])
-def test_a_row_can_be_trained_on_and_has_every_field(text: str) -> None:
+def test_json_example_row_is_valid_and_has_every_field(text: str) -> None:
     value = json.loads(text)
     if "best" in value:
         (row,) = jsonl.outcome(Row("mine.jsonl", 1, value, text)).items
@@ -117,19 +117,19 @@ def test_a_row_can_be_trained_on_and_has_every_field(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [block.text for block in blocks() if block.text.startswith("<rubric>")])
-def test_a_judgement_keeps_the_grammar(text: str) -> None:
+def test_example_judgement_parses_without_issues(text: str) -> None:
     judgement = parse(text.rstrip(), num_responses=2, finish_reason="stop")
     assert (judgement.verdict is None, judgement.issues) == (False, ())
 
 
 @pytest.mark.parametrize("text", [block.text for block in blocks() if block.language == "yaml"])
-def test_yaml_can_be_read(text: str) -> None:
+def test_yaml_blocks_parse(text: str) -> None:
     assert yaml.safe_load(text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in blocks() if block.language == "python"])
-def test_python_runs(reader: Reader, item: Item, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_block_runs(reader: Reader, item: Item, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     reader.words(Command(block.text.replace('"', " "), ""))
     names: dict[str, Any] = {}
     with TestClient(create_app(judge_of(Longest()), load_server("runs/NAME/model"), None), LOCAL) as server:
@@ -154,7 +154,7 @@ CALLS = {
 }
 
 
-def test_calls_in_sentences_and_tables_fit_what_they_call() -> None:
+def test_inline_calls_match_function_signatures() -> None:
     seen = set()
     for text in (span.replace(", ...)", ")") for span in spans() if re.match(r"\w+(\.\w+)?\(", span)):
         for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
@@ -169,7 +169,7 @@ def test_calls_in_sentences_and_tables_fit_what_they_call() -> None:
 # --- names ---
 
 
-def test_paths_and_modules_are_there() -> None:
+def test_mentioned_paths_and_modules_exist() -> None:
     folders = {path.name for parent in (ROOT, PACKAGE) for path in parent.iterdir() if path.is_dir()}
     folders -= {"runs"}  # what commands make here, as the README's first one does
     for word in {word for span in spans() for word in span.split()}:
@@ -183,13 +183,13 @@ def test_paths_and_modules_are_there() -> None:
         assert find_spec(f"think_as_locals.{name}"), name
 
 
-def test_options_of_groups_are_there() -> None:
+def test_mentioned_group_options_exist() -> None:
     options = {**group_options(), "prompt": prompt_names()}
     for group, option in re.findall(r"`(\w+)=(\w+)", TEXT):
         assert option in options.get(group, [option]), f"{group}={option}"
 
 
-def test_keys_are_there() -> None:
+def test_mentioned_configuration_keys_exist() -> None:
     composed = [compose_recipe(recipe) for recipe in recipes()]
     composed.append(compose_recipe(ASSETS / "conf" / "serve.yaml", ["judge.path=a/judge"]))
     by_name = ["data=mix", "data.mix.NAME=culture_cards", "eval.sets.NAME=culture_cards"]
@@ -208,14 +208,14 @@ def _holds(values: Any, keys: list[str]) -> bool:
     return not keys or (isinstance(values, dict) and keys[0] in values and _holds(values[keys[0]], keys[1:]))
 
 
-def test_every_recipe_launch_configuration_and_folder_of_the_package_is_named() -> None:
+def test_all_recipes_launch_files_and_subpackages_are_mentioned() -> None:
     named = {*spans()}
     assert {f"recipes/{path.name}" for path in recipes()} <= named
     assert {path.stem for path in (ROOT / "launch").glob("*.yaml")} <= named
     assert {f"think_as_locals/{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")} <= named
 
 
-def test_a_document_fits_on_a_screen() -> None:
+def test_documents_stay_within_length_and_width_limits() -> None:
     for path in DOCUMENTS:
         lines = path.read_text(encoding="utf-8").splitlines()
         assert len(lines) <= (170 if path == DOCUMENTS[0] else 150), path

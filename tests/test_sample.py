@@ -1,4 +1,4 @@
-"""`tal sample` and the downstream recipe: a policy draws candidates, reward models select of them, and r2 is told."""
+"""`tal sample` and the downstream recipe: sampling candidates, selecting with reward models, and reporting r2."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from think_as_locals.data.load import read_candidates
 from think_as_locals.data.sources import jsonl
 
 ITEMS = day_items(6, "rest on {}", "work for long hours on day {}", "dance {}")
-RIGHT = {item.responses[item.best] for item in ITEMS}
+BEST_RESPONSES = {item.responses[item.best] for item in ITEMS}
 
 Says = Callable[[int, str], str]
 """Of the number of the candidate (the seeds in the order in which they come) and the prompt: an answer."""
 
 
 @contextmanager
-def speaking(says: Says) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def policy_server(says: Says) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The url of a policy, which also judges as the longest response, and the bodies of the requests that it gets."""
     asked: list[dict[str, Any]] = []
 
@@ -49,10 +49,10 @@ def speaking(says: Says) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def letter(prompt: str, right: bool) -> str:
     found = re.findall(r"^([A-D])\. (.+)$", prompt, re.MULTILINE)
-    return next(label for label, text in found if (text in RIGHT) == right)
+    return next(label for label, text in found if (text in BEST_RESPONSES) == right)
 
 
-def improving(number: int, prompt: str) -> str:
+def improving_answer(number: int, prompt: str) -> str:
     """Says nothing, then is wrong, then right."""
     if number == 0:
         return " "
@@ -67,18 +67,16 @@ def words(folder: Path, url: str) -> list[str]:
     return [*data, *policy, "sample.policy.key_variable=null", "sample.num_candidates=3", f"run.dir={folder}"]
 
 
-def test_candidates_are_scored_and_kept_with_their_provenance_and_nothing_is_drawn_twice(
-    tal: Tal, tmp_path: Path
-) -> None:
+def test_resumed_sampling_repeats_nothing_and_keeps_provenance(tal: Tal, tmp_path: Path) -> None:
     limit, drawn = [8], Counter[tuple[int, str]]()
 
     def says(number: int, prompt: str) -> str:
         if drawn.total() >= limit[0]:
             return "down"
         drawn.update([(number, prompt)])
-        return improving(number, prompt)
+        return improving_answer(number, prompt)
 
-    with speaking(says) as (url, asked):
+    with policy_server(says) as (url, asked):
         given = ["sample", *words(tmp_path, url), "run.name=drawn", "sample.policy.concurrency=1", "--json"]
         failed = tal(*given)
         assert (failed.status, (tmp_path / "drawn" / "candidates.jsonl").exists()) == (2, False)
@@ -101,8 +99,8 @@ def test_candidates_are_scored_and_kept_with_their_provenance_and_nothing_is_dra
     assert [row.question_group for row in read] == [f"day-{i}" for i in range(6)]
 
 
-def test_a_judge_scores_candidates_where_no_answer_is_known(tal: Tal, tmp_path: Path) -> None:
-    with speaking(lambda number, _: f"A{'h' * (10 * number)}.") as (url, _):
+def test_judge_scores_candidates_without_reference_answers(tal: Tal, tmp_path: Path) -> None:
+    with policy_server(lambda number, _: f"A{'h' * (10 * number)}.") as (url, _):
         scorer = ["sample.scorer=server", f"sample.scorer.url={url}", "sample.scorer.model=judge"]
         more = ["sample=prompts", *scorer, "sample.scorer.key_variable=null", "sample.scorer.protocol=round_robin"]
         done = tal("sample", more[0], *words(tmp_path, url), *more[1:], "run.name=drawn")
@@ -113,8 +111,8 @@ def test_a_judge_scores_candidates_where_no_answer_is_known(tal: Tal, tmp_path: 
     assert "1.000 [" in done.out
 
 
-def test_the_downstream_recipe_goes_from_samples_to_r2(tal: Tal, tmp_path: Path) -> None:
-    with speaking(improving) as (url, asked):
+def test_downstream_recipe_runs_from_samples_to_r2(tal: Tal, tmp_path: Path) -> None:
+    with policy_server(improving_answer) as (url, asked):
         judge = ["rms.long=server", f"rms.long.url={url}", "rms.long.model=judge", "rms.long.key_variable=null"]
         random = [
             "rms.random=classifier",

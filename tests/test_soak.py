@@ -1,4 +1,4 @@
-"""Runs that are killed or told to stop, in short: `make soak` does it 250 times, and kills vLLM servers besides."""
+"""A few killed or stopped runs; `make soak` does it 250 times and also kills vLLM servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conftest import QUICK, ROOT, SMALL, launch
 pytestmark = pytest.mark.slow
 
 
-def test_ten_kills_and_three_stops_lose_nothing(tmp_path: Path, warm_python: str) -> None:
+def test_runs_survive_ten_kills_and_three_stops(tmp_path: Path, warm_python: str) -> None:
     out = tmp_path / "soak.json"
     script = str(ROOT / "tests" / "benchmarks" / "soak.py")
     words = ["--parts", "sigkill", "sigterm", "--kills", "10", "--stops", "3", "--out", str(out)]
@@ -28,7 +28,7 @@ def test_ten_kills_and_three_stops_lose_nothing(tmp_path: Path, warm_python: str
     assert soaked["sigterm"]["stops"] >= 1
 
 
-def test_a_signal_to_a_node_saves_and_a_second_launch_goes_on(tmp_path: Path, warm_python: str) -> None:
+def test_signalled_node_saves_and_second_launch_resumes(tmp_path: Path, warm_python: str) -> None:
     words = ["recipes/quickstart.yaml", *SMALL, *QUICK, "grpo.max_steps=10", "grpo.save_steps=100"]
     words += ["eval.every_steps=100", f"run.dir={tmp_path}", "run.name=node", "run.resume=auto"]
     warm = {"PATH": f"{Path(warm_python).parent}:{os.environ['PATH']}"}
@@ -51,20 +51,23 @@ def test_a_signal_to_a_node_saves_and_a_second_launch_goes_on(tmp_path: Path, wa
     assert (run / "model" / "model.safetensors").is_file()
 
 
-SAVES = 'echo "saved after step 3" > "$TAL_STOPPED"; exit 75'
+SAVE_AND_EXIT_75 = 'echo "saved after step 3" > "$TAL_STOPPED"; exit 75'
 
 
 @pytest.mark.parametrize(
     ("end", "signals", "status"),
     [
-        *((SAVES, [number], 75) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
+        *(
+            (SAVE_AND_EXIT_75, [number], 75)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+        ),
         ("exit 3", [signal.SIGTERM], 1),
         ("exit 0", [signal.SIGTERM], 0),
         ("trap - USR1", [signal.SIGINT, signal.SIGINT], 130),
         ("trap - USR1", [signal.SIGTERM, signal.SIGTERM], 143),
     ],
 )
-def test_a_node_returns_75_only_where_its_workers_have_saved_and_stopped(
+def test_node_exits_75_only_if_its_workers_saved(
     tmp_path: Path, end: str, signals: list[signal.Signals], status: int
 ) -> None:
     worker, launcher, heeds = tmp_path / "worker", tmp_path / "accelerate", tmp_path / "heeds"
@@ -90,7 +93,7 @@ def test_a_node_returns_75_only_where_its_workers_have_saved_and_stopped(
     assert {path.name for path in tmp_path.iterdir()} == {"worker", "accelerate"}
 
 
-def test_a_slurm_job_that_was_stopped_is_queued_again(tmp_path: Path) -> None:
+def test_stopped_slurm_job_is_requeued(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     for name, body in {
         "srun": f'echo "srun $*" >> {calls}; exit 75',

@@ -1,4 +1,4 @@
-"""An SCPO run: its files and figures, and that nothing is lost where it is killed or asked to stop."""
+"""An SCPO run: its files and metrics, and that nothing is lost if it is killed or asked to stop."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def loaded(small: Path) -> list[str]:
 # --- what a run leaves behind ---
 
 
-def test_a_run_leaves_its_results_and_the_models_that_are_kept(small: Path) -> None:
+def test_run_writes_results_and_selected_models(small: Path) -> None:
     there = {path.name for path in small.iterdir() if not path.name.startswith(".")}
     assert there == {
         *("config.yaml", "environment.json", "workers.json", "metrics.jsonl", "global_rm", "variants", "models"),
@@ -144,7 +144,7 @@ def test_a_run_leaves_its_results_and_the_models_that_are_kept(small: Path) -> N
     assert (found(small)["differences"], found(small)["mode"]["name"]) == ([], "corrected")
 
 
-def test_each_variant_trains_on_the_pairs_that_the_global_rms_scores_select(small: Path) -> None:
+def test_variants_train_on_pairs_selected_by_global_rm_scores(small: Path) -> None:
     config, scores, splits = config_of(small), scores_of(small), splits_of(small)
     pairs = [*splits.train, *splits.test]
     assert set(scores) == {content_key(item.prompt, text) for item in pairs for text in item.responses}
@@ -158,13 +158,13 @@ def test_each_variant_trains_on_the_pairs_that_the_global_rms_scores_select(smal
     assert 0 < row(small, "TH", "scpo")["training"]["kept"] < 1
 
 
-def test_a_steered_model_knows_its_pairs_and_those_of_the_global_rm(small: Path) -> None:
+def test_steered_model_records_its_training_pairs(small: Path) -> None:
     hashes = {item_hash(item) for item in splits_of(small).train}
     for model in (small / "global_rm" / "model", small / "models" / "TH" / "scpo-seed-0"):
         assert read_training_items(str(model)) == hashes, model
 
 
-def test_the_accuracies_are_those_of_the_scores_in_its_files(small: Path) -> None:
+def test_accuracies_match_the_recorded_scores(small: Path) -> None:
     config, scores, splits = config_of(small), scores_of(small), splits_of(small)
     few = minority_ids({item.id: pair_scores(item, scores) for item in splits.test}, config.scpo, config.mode)
     assert found(small)["minority_share"] == pytest.approx(len(few) / len(splits.test))
@@ -181,7 +181,7 @@ def test_the_accuracies_are_those_of_the_scores_in_its_files(small: Path) -> Non
             assert figures[name]["accuracy"] == pytest.approx(sum(right[i] for i in ids) / len(ids))
 
 
-def test_metrics_have_every_stage_with_the_steps_of_its_record(small: Path) -> None:
+def test_metrics_contain_every_stage_with_its_recorded_steps(small: Path) -> None:
     logs = [json.loads(line) for line in (small / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     last = {log["stage"]: log["step"] for log in logs if "train_loss" in log}
     assert last.pop("global_rm") == 80
@@ -193,14 +193,14 @@ def test_metrics_have_every_stage_with_the_steps_of_its_record(small: Path) -> N
     assert {"accuracy", "margin", "learning_rate", "grad_norm"} < set(rows[0])
 
 
-def test_minority_accuracy_rises_over_the_global_rm_and_the_overall_one_does_not_fall(small: Path) -> None:
+def test_minority_accuracy_rises_without_loss_of_overall_accuracy(small: Path) -> None:
     before, after = (next(m for m in found(small)["means"] if m["variant"] == v) for v in ("global", "scpo"))
     assert after["minority"]["gain"]["mean"] > 0.05
     assert after["overall"]["accuracy"] > before["overall"]["accuracy"] - 0.02
     assert sum(row(small, country, "scpo")["minority"]["gain"]["mean"] > 0 for country in ("DE", "JP", "TH")) >= 2
 
 
-def test_a_saved_model_gives_the_scores_of_the_run_to_whoever_loads_it(small: Path, tmp_path: Path) -> None:
+def test_saved_model_reproduces_the_recorded_scores(small: Path, tmp_path: Path) -> None:
     model = small / "models" / "TH" / "scpo-seed-0"
     result = result_of(small, "TH/scpo-seed-0")
     test = splits_of(small).test[:20]
@@ -219,12 +219,12 @@ LOGGED = ["scpo.logging_steps=1", "global_rm.logging_steps=1"]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return steer(tmp_path_factory.mktemp("undisturbed"), *INTERRUPTED, *LOGGED)
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return steer(tmp_path_factory.mktemp("uninterrupted"), *INTERRUPTED, *LOGGED)
 
 
-def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_not_interrupted(
-    undisturbed: Path, tmp_path: Path, warm_python: str, capsys: pytest.CaptureFixture[str]
+def test_stopped_and_killed_run_resumes_to_identical_results(
+    uninterrupted: Path, tmp_path: Path, warm_python: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [*INTERRUPTED, *LOGGED, f"run.dir={tmp_path}", "run.name=run"]
     metrics, result = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "scpo.json"
@@ -252,10 +252,10 @@ def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_not_interrup
     trained = re.findall(r"([\d,]+) of ([\d,]+) are trained", capsys.readouterr().err)  # where no bar is shown
     assert [int(number) for number, _ in trained] == list(range(1, len(trained) + 1))
     assert trained[-1][0] == trained[-1][1]
-    assert result.read_bytes() == (undisturbed / "scpo.json").read_bytes()
-    for path in undisturbed.glob("models/*/*/model.safetensors"):
-        assert path.read_bytes() == (tmp_path / "run" / path.relative_to(undisturbed)).read_bytes()
-    assert steps(metrics) == steps(undisturbed / "metrics.jsonl")
+    assert result.read_bytes() == (uninterrupted / "scpo.json").read_bytes()
+    for path in uninterrupted.glob("models/*/*/model.safetensors"):
+        assert path.read_bytes() == (tmp_path / "run" / path.relative_to(uninterrupted)).read_bytes()
+    assert steps(metrics) == steps(uninterrupted / "metrics.jsonl")
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -272,23 +272,23 @@ def steps(metrics: Path) -> list[tuple[str, int, float]]:
     return [(log["stage"], log["step"], log["loss"]) for log in logs if "loss" in log]
 
 
-def test_a_training_that_was_done_when_its_run_was_killed_only_gets_its_place(undisturbed: Path) -> None:
-    kept, folder = undisturbed / "models" / "TH" / "scpo-seed-0", undisturbed / "variants" / "TH" / "scpo-seed-0"
-    result, metrics = ((undisturbed / name).read_bytes() for name in ("scpo.json", "metrics.jsonl"))
+def test_resume_moves_a_finished_model_without_retraining(uninterrupted: Path) -> None:
+    kept, folder = uninterrupted / "models" / "TH" / "scpo-seed-0", uninterrupted / "variants" / "TH" / "scpo-seed-0"
+    result, metrics = ((uninterrupted / name).read_bytes() for name in ("scpo.json", "metrics.jsonl"))
     kept.rename(folder / "model")
     (folder / "scores").mkdir()
-    (undisturbed / "scpo.json").unlink()
-    steer(undisturbed.parent, *INTERRUPTED, *LOGGED, "run.resume=auto")
+    (uninterrupted / "scpo.json").unlink()
+    steer(uninterrupted.parent, *INTERRUPTED, *LOGGED, "run.resume=auto")
     assert (kept / "model.safetensors").is_file()
     assert {path.name for path in folder.iterdir()} == {"result.json", "scores.parquet"}
-    assert (undisturbed / "metrics.jsonl").read_bytes() == metrics
-    assert (undisturbed / "scpo.json").read_bytes() == result
+    assert (uninterrupted / "metrics.jsonl").read_bytes() == metrics
+    assert (uninterrupted / "scpo.json").read_bytes() == result
 
 
 # --- other ways to steer ---
 
 
-def test_a_finished_training_leaves_no_model_in_memory_and_shuffled_labels_teach_nothing(
+def test_trained_models_are_freed_and_shuffled_labels_mostly_kept(
     loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[weakref.ref[torch.nn.Module]] = []
@@ -313,9 +313,7 @@ def test_a_finished_training_leaves_no_model_in_memory_and_shuffled_labels_teach
     assert kept > 0.55  # the global RM disagrees with about half of random labels, and is unsure about some others
 
 
-def test_lora_trains_an_adapter_and_the_head_and_saves_a_merged_model(
-    small: Path, loaded: list[str], tmp_path: Path
-) -> None:
+def test_lora_trains_adapter_and_head_and_saves_a_merged_model(small: Path, loaded: list[str], tmp_path: Path) -> None:
     run = steer(tmp_path, *loaded, *SCPO_ONLY, "scpo.max_steps=5", "lora=rank16", "lora.r=4")
     before = load_file(small / "global_rm" / "model" / "model.safetensors")
     after = load_file(run / "models" / "TH" / "scpo-seed-0" / "model.safetensors")
@@ -362,7 +360,7 @@ def a_prism(path: Path) -> Path:
     return prism_folder(path, users, rows)
 
 
-def test_a_model_of_text_pairs_is_steered_on_prism_and_pairs_that_are_too_long_are_counted(tmp_path: Path) -> None:
+def test_text_pair_model_trains_on_prism_and_counts_too_long_pairs(tmp_path: Path) -> None:
     model = write_text_pair_rm(tmp_path / "bert")
     where = [f"data.path={a_prism(tmp_path / 'prism')}", 'data.countries=["CL","NZ"]', f"model.path={model}"]
     overrides = [*QUICK, *where, *PRISM, "scpo.max_steps=2", "scpo.learning_rate=0.001"]
@@ -378,9 +376,7 @@ def test_a_model_of_text_pairs_is_steered_on_prism_and_pairs_that_are_too_long_a
     assert not torch.equal(after[1], before[1])  # what tells the response from the prompt was there, and is trained
 
 
-def test_a_released_run_trains_on_the_joined_text_and_scoring_with_dropout_may_be_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_scoring_with_dropout_resumes_identically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_text_pair_rm(tmp_path / "bert")
     monkeypatch.setattr(ScalarRM, "load", partial(ScalarRM.load, chunk_size=4))
     where = [f"data.path={a_prism(tmp_path / 'prism')}", 'data.countries=["CL"]', f"model.path={model}"]
@@ -431,7 +427,7 @@ def write_deberta(folder: Path) -> str:
     return str(folder)
 
 
-def test_the_released_code_scores_pairs_of_any_length_and_tests_on_its_own_people(tmp_path: Path) -> None:
+def test_released_mode_keeps_long_pairs_and_uses_its_own_test_split(tmp_path: Path) -> None:
     model, prism = write_deberta(tmp_path / "deberta"), a_prism(tmp_path / "prism")
     where = [f"data.path={prism}", 'data.countries=["CL","NZ"]', f"model.path={model}"]
     overrides = [*QUICK, *where, *PRISM, "scpo.max_steps=1"]
@@ -447,23 +443,21 @@ def test_the_released_code_scores_pairs_of_any_length_and_tests_on_its_own_peopl
     assert found(shorter)["left_out"] == 2
 
 
-def test_a_country_that_is_not_there_cannot_be_tuned(tmp_path: Path) -> None:
+def test_threshold_for_an_absent_country_is_rejected(tmp_path: Path) -> None:
     tuned = ["scpo.variants=[scpo,scpo_tuned]", "scpo.country_filter_thresholds={TG: 0.5}"]
     message = "scpo.country_filter_thresholds: got TG, expected codes among those of the pairs: JP, TH"
     with pytest.raises(ConfigError, match=re.escape(message)):
         steer(tmp_path, *FEW, *tuned)
 
 
-def test_where_nothing_fits_the_run_ends_and_says_so(loaded: list[str], tmp_path: Path) -> None:
+def test_run_fails_if_all_pairs_are_too_long(loaded: list[str], tmp_path: Path) -> None:
     message = r"no pairs are left to train on: all are too long \(raise scpo\.max_length"
     for where, model in (("loaded", loaded), ("made", FEW)):
         with pytest.raises(DataError, match=message):
             steer(tmp_path / where, *model, *QUICK, "scpo.max_length=3")
 
 
-def test_other_countries_answers_are_the_reference_and_distances_are_in_the_report(
-    loaded: list[str], tmp_path: Path
-) -> None:
+def test_other_countries_reference_yields_survey_distances(loaded: list[str], tmp_path: Path) -> None:
     options = ["Good", "Bad", "Neither", "DK/Refused"]
     shares = {"Thailand": [0.6, 0.2, 0.1, 0.1], "Japan": [0.2, 0.6, 0.1, 0.1], "Chile": [0.1, 0.8, 0.05, 0.05]}
     rows = [
@@ -486,7 +480,7 @@ def test_other_countries_answers_are_the_reference_and_distances_are_in_the_repo
     assert "distance" in (run / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_country_whose_filter_keeps_nothing_has_the_global_rms_figures(loaded: list[str], tmp_path: Path) -> None:
+def test_country_with_no_kept_pairs_has_the_global_rm_figures(loaded: list[str], tmp_path: Path) -> None:
     run = steer(tmp_path, *loaded, *QUICK, "scpo.filter_threshold=1e-6", "scpo.pair_counts=[9]")
     before, after = row(run, "TH", "global"), row(run, "TH", "scpo")
     for name in ("overall", "minority", "disagreed", "others"):

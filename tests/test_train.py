@@ -1,4 +1,4 @@
-"""A run leaves everything behind that one needs to use, repeat and understand it."""
+"""A training run writes everything needed to use, reproduce and understand it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from think_as_locals.types import ConfigError, DataError, Item, TooLongError
 pytestmark = pytest.mark.slow
 
 
-def test_a_run_leaves_its_records(small_run: Path) -> None:
+def test_run_writes_config_environment_and_metrics(small_run: Path) -> None:
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
     assert config.grpo.max_steps == 2
     environment = json.loads((small_run / "environment.json").read_text())
@@ -59,7 +59,7 @@ def test_a_run_leaves_its_records(small_run: Path) -> None:
     assert [line["step"] for line in lines if "eval/test/accuracy" in line] == [0, 1, 2]
 
 
-def test_the_judges_know_which_items_they_were_trained_on(small_run: Path) -> None:
+def test_saved_judges_record_their_training_items(small_run: Path) -> None:
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
     splits = load(config.data, config.seed)
     for model in ("model", "cold_start/model"):
@@ -68,7 +68,7 @@ def test_the_judges_know_which_items_they_were_trained_on(small_run: Path) -> No
         assert count_trained_on(splits.test, hashes) == {"items": 0, "n": len(splits.test)}
 
 
-def test_carb_is_measured_before_at_checkpoints_and_after(small_run: Path) -> None:
+def test_carb_is_measured_at_every_evaluation_step(small_run: Path) -> None:
     for step in (0, 1, 2):
         summary = json.loads((small_run / "carb" / f"step-{step}.json").read_text())
         table = parquet.read_table(small_run / "carb" / f"step-{step}.parquet").to_pylist()
@@ -80,7 +80,7 @@ def test_carb_is_measured_before_at_checkpoints_and_after(small_run: Path) -> No
         assert summary["trained_on"] == {"items": 0, "n": 16}
 
 
-def test_completions_hold_reward_and_breakdown(small_run: Path) -> None:
+def test_completion_rows_contain_reward_and_breakdown(small_run: Path) -> None:
     rows = [
         row for path in sorted((small_run / "completions").iterdir()) for row in parquet.read_table(path).to_pylist()
     ]
@@ -90,26 +90,26 @@ def test_completions_hold_reward_and_breakdown(small_run: Path) -> None:
         assert row["reward/correctness"] == (1.0 if row["label"] == row["best_label"] else -1.0)
 
 
-def test_checkpoints_are_called_by_their_step(small_run: Path) -> None:
+def test_checkpoints_are_named_by_step(small_run: Path) -> None:
     assert [path.name for path in (small_run / "checkpoints").glob("*-*")] == ["step-1"]  # the last step's is the model
     assert (small_run / "checkpoints" / "step-1" / "model.safetensors").is_file()
     assert (small_run / "checkpoints" / "LATEST").read_text() == "step-1\n"
 
 
-def test_the_report_is_there_and_offline(small_run: Path) -> None:
+def test_report_loads_no_external_resources(small_run: Path) -> None:
     page = (small_run / "report.html").read_text()
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?https?:|url\(\s*["']?https?:|@import""", page)
     assert "small" in page
 
 
-def test_the_saved_judge_gives_the_verdicts_of_training(small_run: Path) -> None:
+def test_saved_judge_reproduces_evaluation_completions(small_run: Path) -> None:
     rows = parquet.read_table(small_run / "carb" / "step-2.parquet").to_pylist()
     items = [_item(row) for row in rows]
     judgements = Judge.load(str(small_run / "model")).judge(items)
     assert [judgement.completion for judgement in judgements] == [row["completion"] for row in rows]
 
 
-def test_a_folder_is_never_overwritten(small_run: Path, tal: Tal) -> None:
+def test_existing_run_folder_is_not_overwritten(small_run: Path, tal: Tal) -> None:
     before = (small_run / "config.yaml").read_bytes()
     again = tal("run", "recipes/quickstart.yaml", *TRACKED, f"run.dir={small_run.parent}", "run.name=small")
     assert again.status == 2
@@ -117,7 +117,7 @@ def test_a_folder_is_never_overwritten(small_run: Path, tal: Tal) -> None:
     assert (small_run / "config.yaml").read_bytes() == before
 
 
-def test_the_cold_start_is_not_in_memory_when_grpo_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cold_start_model_is_freed_before_grpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[weakref.ref[torch.nn.Module]] = []
 
     def make(*args: Any) -> ColdStartTrainer:
@@ -135,7 +135,7 @@ def test_the_cold_start_is_not_in_memory_when_grpo_begins(tmp_path: Path, monkey
     assert len(models) == 1
 
 
-def test_a_judge_of_a_mix_is_measured_on_sets_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_on_a_data_mix_evaluates_every_named_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.jsonl"
     asked = [(f"What does the number {i} stand for?", (f"luck {i}", f"wealth {i}")) for i in range(12)]
     own = {"origins": ("TH", "US"), "domain": "numbers"}
@@ -177,7 +177,7 @@ def test_a_judge_of_a_mix_is_measured_on_sets_by_name(tmp_path: Path, capsys: py
     assert all(f">{name}</th>" in page for name in summaries)
 
 
-def test_items_that_leave_no_room_for_a_completion_end_the_run_or_are_counted_apart(tmp_path: Path) -> None:
+def test_too_long_eval_items_end_the_run_or_count_as_wrong(tmp_path: Path) -> None:
     asked = [
         make_item(id=f"m{i}", group=f"g{i}", prompt=f"What is {i}? " + "tea " * 40_000 * (i < 2)) for i in range(4)
     ]
@@ -193,7 +193,7 @@ def test_items_that_leave_no_room_for_a_completion_end_the_run_or_are_counted_ap
     assert [(each["n"], each["too_long"]) for each in found] == [(4, {"exclude": [], "wrong": ["m0", "m1"]})] * 2
 
 
-def test_training_items_with_longer_prompts_are_left_out_of_both_stages_and_counted(tmp_path: Path, tal: Tal) -> None:
+def test_over_long_training_prompts_are_dropped_from_both_stages(tmp_path: Path, tal: Tal) -> None:
     recipe, limit = "recipes/quickstart.yaml", 40
     words = [*SMALL, *QUICK, f"data.max_prompt_tokens={limit}", "reward.both_orders=true", f"run.dir={tmp_path}"]
     done = tal("run", recipe, *words, "run.name=short")
@@ -215,7 +215,7 @@ def test_training_items_with_longer_prompts_are_left_out_of_both_stages_and_coun
         start(recipe, [*words, "run.name=none", "data.max_prompt_tokens=9"])
 
 
-def test_a_limit_of_tokens_is_that_of_its_source_in_a_mix(small_run: Path, tmp_path: Path) -> None:
+def test_prompt_token_limit_applies_per_source_of_a_mix(small_run: Path, tmp_path: Path) -> None:
     theirs = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain]", "data.sets_per_group=12"])
     jsonl.write(read(theirs.data), tmp_path / "mine.jsonl")
     cards = ["groups=[gift_taboo]", "sets_per_group=12", "test_share=0.25", "max_prompt_tokens=9"]
@@ -230,7 +230,7 @@ def test_a_limit_of_tokens_is_that_of_its_source_in_a_mix(small_run: Path, tmp_p
     assert left_out == limited != set(data.train)
 
 
-def test_the_cultures_of_a_table_of_pairs_are_in_the_report_and_on_the_card(small_run: Path, tmp_path: Path) -> None:
+def test_cultures_of_csv_pairs_appear_in_report_and_model_card(small_run: Path, tmp_path: Path) -> None:
     places = ("Thailand", "Kenyan", "CL")  # by name, by its people, by code
     with (tmp_path / "mine.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
@@ -253,7 +253,7 @@ def test_the_cultures_of_a_table_of_pairs_are_in_the_report_and_on_the_card(smal
     assert all(name in page for name in ("Chile", "Kenya", "Thailand"))
 
 
-def test_a_run_can_be_continued_but_not_under_other_settings(
+def test_resume_keeps_finished_run_and_rejects_changed_seed(
     small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "small"
@@ -272,7 +272,7 @@ def test_a_run_can_be_continued_but_not_under_other_settings(
         start("recipes/quickstart.yaml", [*overrides, "seed=7"])
 
 
-def test_code_in_a_checkpoint_with_a_manifest_that_fits_ends_the_run(small_run: Path, tmp_path: Path, tal: Tal) -> None:
+def test_resume_rejects_checkpoint_with_embedded_code(small_run: Path, tmp_path: Path, tal: Tal) -> None:
     copy, marker = tmp_path / "small", tmp_path / "marker"
     shutil.copytree(small_run, copy)
     shutil.rmtree(copy / "model")
@@ -306,7 +306,7 @@ def _item(row: dict[str, object]) -> Item:
     )
 
 
-def test_the_commands_that_a_run_ends_with_work_as_printed(
+def test_next_commands_printed_by_a_run_work(
     small_run: Path, tal: Tal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, _, commands = (small_run.parent / "output.txt").read_text().partition("\nNext:\n")

@@ -25,13 +25,13 @@ def an_item(**changes: Any) -> Item:
 
 @pytest.mark.parametrize("name", ["id", "prompt", "language", "domain", "group", "source"])
 @pytest.mark.parametrize("value", ["", " \t\n", "\u3000", None, 7, True, ["x"], "half of an emoji \ud83d"])
-def test_item_refuses_a_text_field_that_is_blank_no_string_or_that_no_file_can_hold(name: str, value: Any) -> None:
+def test_item_rejects_invalid_text_field(name: str, value: Any) -> None:
     with pytest.raises(DataError, match=rf"{name} must be a non-blank string"):
         an_item(**{name: value})
 
 
 @pytest.mark.parametrize("value", ["", " \n", None, 3, True, b"bytes", ["nested"], {"text": "nested"}])
-def test_item_names_the_response_or_origin_that_is_blank_or_no_string(value: Any) -> None:
+def test_item_error_names_the_invalid_response_or_origin(value: Any) -> None:
     with pytest.raises(DataError, match=r"responses\[2\] must be a non-blank string"):
         an_item(responses=("a", "b", value))
     with pytest.raises(DataError, match=r"origins\[1\] must be a non-blank string"):
@@ -48,7 +48,7 @@ def test_item_names_the_response_or_origin_that_is_blank_or_no_string(value: Any
         ("origins", [("TH",), ("TH", "JP"), ("TH", "JP", "KR", "VN")], "origins must be empty or name a culture per"),
     ],
 )
-def test_item_names_what_is_wrong_and_itself(field: str, values: list[Any], message: str) -> None:
+def test_item_error_names_the_item_and_the_problem(field: str, values: list[Any], message: str) -> None:
     for value in values:
         with pytest.raises(DataError, match=f"item 'kr-77': {message}"):
             an_item(id="kr-77", **{field: value})
@@ -56,18 +56,18 @@ def test_item_names_what_is_wrong_and_itself(field: str, values: list[Any], mess
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 20])
-def test_item_refuses_fewer_than_two_and_more_than_eight_responses(count: int) -> None:
+def test_item_rejects_fewer_than_two_or_more_than_eight_responses(count: int) -> None:
     with pytest.raises(DataError, match=f"expected 2 to 8 responses, got {count}"):
         an_item(responses=tuple(f"answer {i}" for i in range(count)), best=0)
 
 
 @pytest.mark.parametrize("count", range(2, 9))
-def test_item_takes_two_to_eight_responses(count: int) -> None:
+def test_item_accepts_two_to_eight_responses(count: int) -> None:
     assert len(an_item(responses=[f"answer {i}" for i in range(count)], best=count - 1).responses) == count
     assert LABELS == "ABCDEFGH"
 
 
-def test_item_holds_tuples_whatever_it_was_given_and_is_immutable() -> None:
+def test_item_converts_lists_to_tuples_and_is_immutable() -> None:
     item = an_item(responses=["a", "b"], origins=["TH", "JP"])
     assert (item.responses, item.origins) == (("a", "b"), ("TH", "JP"))
     assert hash(item) == hash(an_item(responses=("a", "b"), origins=("TH", "JP")))
@@ -75,18 +75,18 @@ def test_item_holds_tuples_whatever_it_was_given_and_is_immutable() -> None:
         item.best = 0  # type: ignore[misc]
 
 
-def test_replacing_a_field_validates_again() -> None:
+def test_replacing_a_field_revalidates_the_item() -> None:
     with pytest.raises(DataError, match="best must be an index"):
         dataclasses.replace(an_item(), responses=("a", "b"), best=2)
 
 
-def test_every_error_is_caught_by_the_base_and_by_its_builtin_kin() -> None:
+def test_errors_subclass_the_base_error_and_a_builtin() -> None:
     for error, kin in ((DataError, ValueError), (ConfigError, ValueError), (PreflightError, RuntimeError)):
         assert issubclass(error, ThinkAsLocalsError)
         assert issubclass(error, kin)
 
 
-def test_total_is_the_weighted_sum_of_the_parts_asked_for() -> None:
+def test_total_is_the_weighted_sum_of_the_requested_parts() -> None:
     breakdown = RewardBreakdown({"correctness": -1.0, "structure": 0.5})
     assert breakdown.total({"correctness": 2.0, "structure": 0.2}) == pytest.approx(-1.9)
     assert breakdown.total({"structure": 3.0}) == pytest.approx(1.5)
@@ -95,7 +95,7 @@ def test_total_is_the_weighted_sum_of_the_parts_asked_for() -> None:
         breakdown.total({"gain": 1.0, "structure": 1.0})
 
 
-def test_reward_parts_cannot_be_changed_from_within_or_without() -> None:
+def test_reward_parts_are_immutable() -> None:
     given = {"correctness": 1.0}
     breakdown = RewardBreakdown(given)
     given["correctness"] = 9.0

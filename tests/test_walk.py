@@ -1,6 +1,6 @@
-"""The whole way, small: a teacher's demonstrations, a fresh judge trained on a mix, ablations, best-of-N and r2.
+"""The whole pipeline, scaled down: teacher demonstrations, a judge trained on a mix, ablations, best-of-N and r2.
 
-`benchmarks/walk.py` walks it in full, with the teacher behind vLLM.
+`benchmarks/walk.py` runs it at full size, with the teacher behind vLLM.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from think_as_locals.types import Item
 pytestmark = pytest.mark.slow
 
 DATA = [word for word in SMALL if word.startswith("data.")]
-OTHERS = [word for word in SMALL if not word.startswith("data.")]
+NON_DATA_SETTINGS = [word for word in SMALL if not word.startswith("data.")]
 ANSWERS = {"US": "pancakes", "UK": "toast", "China": "porridge", "Mexico": "tortilla", "Iran": "flatbread"}
 VOTES = {region: {answer: 5} for region, answer in ANSWERS.items()}
-SETS = ["eval.sets.four_orders=quickstart_cards", "eval.sets.four_orders.orders=4", "eval.leaks=report"]
-SETS += ["eval.sets.cards_as_pairs=quickstart_cards", "eval.sets.cards_as_pairs.data.num_responses=2"]
-SETS += [f"eval.sets.{name}.{word}" for name in ("four_orders", "cards_as_pairs") for word in ("items=test", *DATA)]
+EVAL_SETS = ["eval.sets.four_orders=quickstart_cards", "eval.sets.four_orders.orders=4", "eval.leaks=report"]
+EVAL_SETS += ["eval.sets.cards_as_pairs=quickstart_cards", "eval.sets.cards_as_pairs.data.num_responses=2"]
+EVAL_SETS += [
+    f"eval.sets.{name}.{word}" for name in ("four_orders", "cards_as_pairs") for word in ("items=test", *DATA)
+]
 VARIANTS = ("full", "without_gain", "without_correctness")
 
 
-def one_after_the_other(
+def run_jobs_sequentially(
     names: Sequence[str], folder: Path, settings: Any, received: Any, lock: int, on_end: Callable[[str], None]
 ) -> None:
     """Jobs of a sweep in this process, which has what each of them would import."""
@@ -46,7 +48,7 @@ def one_after_the_other(
         on_end(name)
 
 
-def test_from_a_teacher_to_a_leaderboard_and_r2(
+def test_pipeline_runs_from_teacher_to_leaderboard_and_r2(
     tal: Tal, small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, runs = small_run / "model", f"run.dir={tmp_path}"
@@ -62,7 +64,7 @@ def test_from_a_teacher_to_a_leaderboard_and_r2(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) == found["right"] > 0
 
-    words = [*OTHERS, *QUICK, *mix, *SETS, f"sft.data={file}", runs, "run.name=fresh", "--json"]
+    words = [*NON_DATA_SETTINGS, *QUICK, *mix, *EVAL_SETS, f"sft.data={file}", runs, "run.name=fresh", "--json"]
     taught = tal("run", "quickstart", *words)
     assert taught.status == 0, taught.err
     assert (json.loads(taught.out)["step"], json.loads(taught.out)["n"]) == (2, 8)  # four of each source
@@ -76,7 +78,7 @@ def test_from_a_teacher_to_a_leaderboard_and_r2(
     assert hashes is not None
     assert {item_hash(Item(**row["item"])) for row in rows} <= hashes
 
-    monkeypatch.setattr(sweep, "launch", one_after_the_other)
+    monkeypatch.setattr(sweep, "launch", run_jobs_sequentially)
     base = ["sft=null", "model.scratch=null", f"model.path={fresh.cold_start.model}"]
     small = [word for word in (*SMALL, *QUICK) if not word.startswith(("sft.", "model.scratch."))]
     swept = tal("run", "-m", "ablations_quickstart", *small, *base, "grpo.max_steps=1", runs, "run.name=ablations")

@@ -1,4 +1,4 @@
-"""A Python that has modules imported: what it runs begins at once, as do the processes that this starts."""
+"""A Python with preloaded modules: scripts and their child processes start without import time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks on what reads untrusted text and files, with fixed seeds: `make attack`.
+"""Fuzzing attacks on the code that reads untrusted text and files, with fixed seeds: `make attack`.
 
 Every part yields one outcome for each case: what got through, or `None`. An oracle of its own decides, never the code
 under attack: completions are read by a second parser that shares nothing with the first, rows by Python's `json`, and
@@ -38,7 +38,7 @@ from think_as_locals.runtime.files import write_json
 from think_as_locals.types import LABELS, ConfigError, DataError
 
 LIMIT_S = 10.0
-SHOWN = 5  # examples that are kept of what got through
+MAX_EXAMPLES = 5  # examples that are kept of what got through
 
 Outcomes = Iterator[str | None]
 Rng = random.Random
@@ -105,7 +105,7 @@ SNIPPETS = (
     ),
 )
 BLANK_LETTERS = {0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0}
-ENDINGS = ("stop", "stop", "stop", "stop", "length", None, "", "abort")
+FINISH_REASONS = ("stop", "stop", "stop", "stop", "length", None, "", "abort")
 
 
 def completions(count: int, rng: Rng) -> Outcomes:
@@ -114,7 +114,7 @@ def completions(count: int, rng: Rng) -> Outcomes:
         text = rng.choice(COMPLETIONS)
         for _ in range(rng.choice((0, 1, 1, 2, 3, 5))):
             text = _mutated(text, rng)
-        n, ending = rng.randint(2, 8), rng.choice(ENDINGS)
+        n, ending = rng.randint(2, 8), rng.choice(FINISH_REASONS)
         try:
             verdict = parse(text, n, ending).verdict
         except Exception as error:
@@ -160,25 +160,25 @@ def second_parser(text: str, n: int) -> int | None:
     for line in filter(str.strip, rubric.split("\n")):
         dash, _, criterion = line.strip().partition(" ")
         cells = [cell.strip() for cell in criterion.split("|")]
-        if dash != "-" or " " not in line.strip() or len(cells) != 3 or not all(map(_seen, cells)):
+        if dash != "-" or " " not in line.strip() or len(cells) != 3 or not all(map(_visible_text, cells)):
             return None
         weight = [ord(digit) - ord("0") for digit in cells[0]]
         if len(weight) > 3 or not all(0 <= digit <= 9 for digit in weight) or weight[0] == 0:
             return None
         weights.append(sum(digit * 10**place for place, digit in enumerate(reversed(weight))))
-        names.add(_seen(cells[1]).casefold())
+        names.add(_visible_text(cells[1]).casefold())
     offered = {LABELS[place]: place for place in range(n)}
     whole = 3 <= len(weights) <= 7 and sum(weights) == 100 and len(names) == len(weights)
-    return offered.get(label) if whole and _seen(analysis) else None
+    return offered.get(label) if whole and _visible_text(analysis) else None
 
 
-def _seen(text: str) -> str:
+def _visible_text(text: str) -> str:
     """Return what is drawn of a text, or nothing if that is space and marks alone."""
-    drawn = [c for c in text if unicodedata.category(c) not in _UNSEEN and ord(c) not in BLANK_LETTERS]
+    drawn = [c for c in text if unicodedata.category(c) not in _INVISIBLE_CATEGORIES and ord(c) not in BLANK_LETTERS]
     return "".join(drawn).strip() if any(unicodedata.category(c)[0] in "LNPS" for c in drawn) else ""
 
 
-_UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
+_INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn"}
 
 
 # --- tokens: no neutralised text holds a control token or a tag, whatever the tokenizer does to it ---
@@ -223,7 +223,7 @@ def secrets(count: int, rng: Rng) -> Outcomes:
 
 # --- rows: a bad row is a fault or holds nothing but its own texts, and no other row is changed ---
 
-HOSTILE: tuple[Any, ...] = (
+HOSTILE_VALUES: tuple[Any, ...] = (
     *(
         None,
         True,
@@ -257,26 +257,26 @@ HOSTILE: tuple[Any, ...] = (
     ),
 )
 RESPONSES = ("chosen", "rejected", "responses", "response_a", "response_b")
-PER_FILE = 200
+ROWS_PER_FILE = 200
 
 
 def rows(count: int, rng: Rng) -> Outcomes:
     """Corrupt rows of files between good ones."""
     carb = [row for row in carb_rows() if row["country"]][:20]
-    for start in range(0, count, PER_FILE):
+    for start in range(0, count, ROWS_PER_FILE):
         source = rng.choice(("pairs", "preferences", "carb", "jsonl"))
-        size = min(PER_FILE, count - start)
+        size = min(ROWS_PER_FILE, count - start)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "rows.jsonl")
-            bad = [_corrupted(_good(source, number, f"bad {start + number}", carb), rng) for number in range(size)]
-            good = [_good(source, number, f"GOOD {start + number}", carb) for number in range(size // 10 + 1)]
+            bad = [_corrupted(_valid_row(source, number, f"bad {start + number}", carb), rng) for number in range(size)]
+            good = [_valid_row(source, number, f"GOOD {start + number}", carb) for number in range(size // 10 + 1)]
             lines = [*bad, *(json.dumps(row).encode() for row in good)]
             rng.shuffle(lines)
             path.write_bytes(b"\n".join(lines))
             yield from _read(source, path, good, len(bad))
 
 
-def _good(source: str, number: int, name: str, carb: list[dict[str, Any]]) -> dict[str, Any]:
+def _valid_row(source: str, number: int, name: str, carb: list[dict[str, Any]]) -> dict[str, Any]:
     prompt, pair = f"What is done at noon, {name}?", ["Rice is eaten.", "People nap, some say."]
     own = {"id": name, "prompt": prompt, "culture": "TH", "language": "en", "domain": "food"}
     if source == "carb":
@@ -299,11 +299,11 @@ def _changed_fields(row: dict[str, Any], rng: Rng) -> bytes:
         value = row.pop(key, None)
         match rng.randrange(4):
             case 0:
-                row[key] = rng.choice(HOSTILE)
+                row[key] = rng.choice(HOSTILE_VALUES)
             case 1:
                 row[rng.choice(("x", key.upper(), f" {key}", "\ud800"))] = value
             case 2:
-                row[key] = [value, rng.choice(HOSTILE)]
+                row[key] = [value, rng.choice(HOSTILE_VALUES)]
     return json.dumps(row, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
 
 
@@ -388,7 +388,7 @@ def requests(count: int, rng: Rng) -> Outcomes:
             if rng.random() < 0.05:
                 headers["Host"] = rng.choice(("evil.example", "127.0.0.1.evil.example", "localhost@evil"))
                 expected = (421,)
-            method, content = rng.choice(("POST", "POST", "POST", "PUT")), _corrupted(_broken(body, rng), rng)
+            method, content = rng.choice(("POST", "POST", "POST", "PUT")), _corrupted(_corrupted_body(body, rng), rng)
             answer = client.request(method, route, content=content, headers=headers)
             found = answer.json() if answer.headers.get("content-type", "").startswith("application/json") else None
             shaped = isinstance(found, dict) and (answer.is_success or not {"errors", "error"}.isdisjoint(found))
@@ -401,14 +401,14 @@ def requests(count: int, rng: Rng) -> Outcomes:
     logging.disable(logging.NOTSET)
 
 
-def _broken(body: dict[str, Any], rng: Rng) -> dict[str, Any]:
+def _corrupted_body(body: dict[str, Any], rng: Rng) -> dict[str, Any]:
     """Return a body with a hostile value somewhere inside."""
     body = json.loads(json.dumps(body))
     inner: Any = body
     while isinstance(inner, dict | list) and inner:
         key = rng.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
         if not isinstance(inner[key], dict | list) or rng.random() < 0.3:
-            inner[key] = rng.choice([value for value in HOSTILE if value != 1e308])
+            inner[key] = rng.choice([value for value in HOSTILE_VALUES if value != 1e308])
             break
         inner = inner[key]
     return body or {"x": 1}
@@ -417,7 +417,7 @@ def _broken(body: dict[str, Any], rng: Rng) -> dict[str, Any]:
 # --- recipes: one message, in bounded time, without anything from the environment ---
 
 PLANTED = "hf_plantedplantedplantedplantedplanted"
-SPELLINGS = (
+HOSTILE_SPELLINGS = (
     *("${oc.env:HF_TOKEN}", "${ oc.env : HF_TOKEN }", "${oc.env:HF_TOKEN,x}", "${oc.${recipe}:HF_TOKEN}"),
     *("${oc.decode:${oc.env:HF_TOKEN}}", "${oc.create:{a: '${oc.env:HF_TOKEN}'}}", "${oc.select:a,${oc.env:HF_TOKEN}}"),
     *(
@@ -439,11 +439,11 @@ SPELLINGS = (
         "'\\ud800'",
     ),
 )
-HEADS = (
+RECIPE_HEADERS = (
     "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n",
     "defaults:\n  - /recipes/quickstart\n  - _self_\n",
 )
-PLACES = (
+RECIPE_BODIES = (
     "model:\n  chat_template_kwargs: {{key: {0}}}\n",
     "run:\n  name: {0}\n",
     "data:\n  path: {0}\n",
@@ -461,14 +461,14 @@ def recipes(count: int, rng: Rng) -> Outcomes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "mine.yaml")
         for _ in range(count):
-            spelling = rng.choice(SPELLINGS)
+            spelling = rng.choice(HOSTILE_SPELLINGS)
             value = rng.choice((spelling, json.dumps(spelling), f"x/{spelling}"))
             overrides = []
-            text = rng.choice(HEADS) + rng.choice(PLACES).format(value)
+            text = rng.choice(RECIPE_HEADERS) + rng.choice(RECIPE_BODIES).format(value)
             if rng.random() < 0.2:
-                text, overrides = rng.choice(HEADS), [f"{rng.choice(('data.path', '+x', 'run.name'))}={value}"]
+                text, overrides = rng.choice(RECIPE_HEADERS), [f"{rng.choice(('data.path', '+x', 'run.name'))}={value}"]
             elif rng.random() < 0.1:
-                text = _multiplied(rng)
+                text = _expanding_document(rng)
             path.write_text(text, encoding="utf-8", errors="surrogatepass")
             try:
                 message = json.dumps(load_config(path, overrides).model_dump(), default=str)
@@ -481,14 +481,14 @@ def recipes(count: int, rng: Rng) -> Outcomes:
     del os.environ["HF_TOKEN"]
 
 
-def _multiplied(rng: Rng) -> str:
+def _expanding_document(rng: Rng) -> str:
     """Return a document of aliases or interpolations that multiply."""
     width, depth = rng.randint(2, 12), rng.randint(6, 12)
     mark, joined = rng.choice((("*a{0}", ", "), ("'${{a{0}}}'", ", "), ("${{a{0}}}", "")))
     opening, closing = ("[", "]") if joined else ("'", "'")
     lines = [f"a0: &a0 {opening}{joined.join('x' * width)}{closing}"]
     lines += [f"a{i}: &a{i} {opening}{joined.join([mark.format(i - 1)] * width)}{closing}" for i in range(1, depth)]
-    return HEADS[0] + "\n".join(lines)
+    return RECIPE_HEADERS[0] + "\n".join(lines)
 
 
 # --- checkpoints: no file of one runs code ---
@@ -546,7 +546,7 @@ def attack(part: str, share: float, seed: int) -> dict[str, Any]:
         if outcome is not None or now - began > LIMIT_S:
             through.append(outcome or f"case {tried} took {now - began:.0f} s")
         began = time.process_time()
-    return {"tried": tried, "through": len(through), "examples": through[:SHOWN]}
+    return {"tried": tried, "through": len(through), "examples": through[:MAX_EXAMPLES]}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What schemathesis cannot know of /score: lists as long as one another, queries that begin with their prompts."""
+"""Hooks for what schemathesis cannot know of /score: lists of equal length, queries that begin with their prompts."""
 
 from __future__ import annotations
 

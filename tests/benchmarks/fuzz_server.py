@@ -39,7 +39,7 @@ SETTINGS = [
 ]
 
 
-class Counted:
+class CountingApp:
     """An app that counts what it answers, as `METHOD /path status`."""
 
     def __init__(self, app: Any) -> None:
@@ -79,7 +79,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = load_server(write_language_model(Path(folder), seed=0), SETTINGS)
-        app, statuses = Counted(create_app(load_judge(config.judge, config.seed), config, key=None)), []
+        app, statuses = CountingApp(create_app(load_judge(config.judge, config.seed), config, key=None)), []
         with serving(app) as url:
             while app.answers.total() < arguments.requests and not any(statuses):
                 statuses.append(fuzz(url, arguments.examples, arguments.seed + len(statuses), folder))

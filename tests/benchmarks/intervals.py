@@ -1,4 +1,4 @@
-"""How often 95 % intervals hold the truth, in simulation: tests/benchmarks/intervals.json and the guide's table.
+"""Simulated coverage of 95 % intervals: tests/benchmarks/intervals.json and the guide's table.
 
     python tests/benchmarks/intervals.py [simulations] [--correlation .5] [--uneven]
 
@@ -49,7 +49,7 @@ def simulate(
     return runs, group.astype(str).tolist()
 
 
-def held(
+def covers_truth(
     rng: np.random.Generator, groups: int, over: str, a: float, b: float | None, seed: int, **options: Any
 ) -> bool:
     """Whether one simulated interval holds the truth."""
@@ -80,7 +80,9 @@ def main() -> None:
     for case, asked in track(CASES.items(), description="coverage"):
         rngs = {groups: np.random.default_rng(groups) for groups in GROUPS}
         found[case] = {
-            str(groups): float(np.mean([held(rng, groups, *asked, seed, **options) for seed in range(simulations)]))
+            str(groups): float(
+                np.mean([covers_truth(rng, groups, *asked, seed, **options) for seed in range(simulations)])
+            )
             for groups, rng in rngs.items()
         }
     if options == {"correlation": 0.2, "uneven": False}:

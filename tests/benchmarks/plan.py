@@ -1,4 +1,4 @@
-"""A plan past one node: what sampling, updates, weight syncs and evaluations cost, and who waits for whom.
+"""Planning for several nodes: costs of sampling, updates, weight syncs and evaluations, and idle times.
 
     python tests/benchmarks/plan.py                          # the tables of launch/nodes.md: estimated
     python tests/benchmarks/plan.py --check                  # against what `ahead.py` measured (plan.json)
@@ -28,7 +28,7 @@ STEPS = 40  # that are played
 LONGEST, GENERATIONS = 2048, 8
 PASSES = 12  # operations by parameter and token: forward 2, backward 4, checkpointing 2, reference 2, criteria_gain 2
 SYNC_BYTES = {"NCCL": 10e9, "folder": 1e9}  # a second, assumed
-JUDGEMENTS, EVERY = 8576, 50  # of CARB, and steps between evaluations
+JUDGEMENTS, STEPS_BETWEEN_EVALUATIONS = 8576, 50  # of CARB, and steps between evaluations
 CARD = SPEEDS["H100"]
 CARD_BYTES = 80e9
 
@@ -42,7 +42,7 @@ class Costs:
     update_token: float  # rewards and update, for each token of a completion and its share of the prompt
     sync: float  # weights to the sampler, and their check
     evaluation: float = 0.0  # one evaluation
-    every: int = EVERY  # steps between two
+    every: int = STEPS_BETWEEN_EVALUATIONS  # steps between two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class SimulatedSteps:
     """What became of the steps: means."""
 
     step: float  # seconds
@@ -95,7 +95,7 @@ def sampling_seconds(costs: Costs, batch: Batch, of: list[int]) -> float:
     return slowest
 
 
-def simulate(costs: Costs, batch: Batch, ahead: int, steps: int = STEPS, seed: int = 0) -> Played:
+def simulate(costs: Costs, batch: Batch, ahead: int, steps: int = STEPS, seed: int = 0) -> SimulatedSteps:
     """Play steps as `training/ahead.py` does: weights are sent while nothing is being sampled, then N batches start."""
     rng = random.Random(seed)
     drawn = [lengths(batch, rng) for _ in range(steps)]
@@ -115,7 +115,7 @@ def simulate(costs: Costs, batch: Batch, ahead: int, steps: int = STEPS, seed: i
                 ready.append(end)
         now += updates[step]
     step_seconds = now / steps
-    return Played(
+    return SimulatedSteps(
         step=step_seconds,
         sampling=sum(sampled) / steps,
         update=sum(updates) / steps,
@@ -175,7 +175,7 @@ class Plan:
     given: float  # by each sampler
     sync: dict[str, float]
     memory: float  # bytes for each trainer
-    played: dict[int, Played]  # by `rollout.ahead`
+    played: dict[int, SimulatedSteps]  # by `rollout.ahead`
 
 
 def plan(model: Model, nodes: int) -> Plan | None:

@@ -28,11 +28,13 @@ from think_as_locals.runtime.files import write_json
 from think_as_locals.types import Item
 
 MODELS = 100  # of the leaderboard
-MOST_JUDGEMENTS = 10_000  # items of the leaderboard and the report: they show what people look at
+MAX_JUDGEMENTS = 10_000  # items of the leaderboard and the report: they show what people look at
 CULTURES = ("SA", "CN", "US", "DE", "JP", "KR", "RU", "ES", "TH", "VN")
 DOMAINS = ("commonsense", "value", "safety", "linguistic")
 # Function words are so frequent that the language is recognised; the others are made up, as many as a corpus has.
-FUNCTION = "the of and to in is that for it as with be by on not at are this have from or one had but what all were"
+FUNCTION_WORDS = (
+    "the of and to in is that for it as with be by on not at are this have from or one had but what all were"
+)
 WRITE_REPORT = (
     "import sys, pathlib; from think_as_locals.evaluation.report import write_report as write; "
     "write(pathlib.Path(sys.argv[1]))"
@@ -49,7 +51,7 @@ def words(count: int) -> list[str]:
 
 def make_items(path: Path, count: int) -> None:
     """Write items of 200 words; four in a row ask about the same question group."""
-    rng, function, others = random.Random(0), FUNCTION.split(), words(20_000)
+    rng, function, others = random.Random(0), FUNCTION_WORDS.split(), words(20_000)
 
     def half() -> str:
         of_text = [*rng.choices(function, k=12), *rng.choices(others, k=8)]
@@ -98,7 +100,7 @@ def cost(command: list[str]) -> tuple[float, float, float]:
     return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
 
 
-def aside(work: Callable[..., None], *arguments: object) -> None:
+def run_in_subprocess(work: Callable[..., None], *arguments: object) -> None:
     """Do work in another process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         pool.submit(work, *arguments).result()
@@ -111,11 +113,11 @@ def commands(folder: Path, rows: Path, count: int) -> dict[str, Callable[[], lis
 
     def leaderboard() -> list[str]:
         models = [f"model-{number}" for number in range(MODELS)]
-        aside(make_judgements, rows, folder / f"board-{count}", models, [0] * MODELS)
+        run_in_subprocess(make_judgements, rows, folder / f"board-{count}", models, [0] * MODELS)
         return [*TAL, "leaderboard", str(folder / f"board-{count}"), "--out", str(folder / f"page-{count}")]
 
     def report() -> list[str]:
-        aside(make_judgements, rows, folder / f"report-{count}", ["run", "run"], [0, 10])
+        run_in_subprocess(make_judgements, rows, folder / f"report-{count}", ["run", "run"], [0, 10])
         return [sys.executable, "-c", WRITE_REPORT, str(folder / f"report-{count}")]
 
     one_step = ["sft.max_steps=1", "grpo.max_steps=1", "eval.max_items=2", "eval.every_steps=1000"]
@@ -131,7 +133,7 @@ def commands(folder: Path, rows: Path, count: int) -> dict[str, Callable[[], lis
         "start of a training, one step": lambda: train,
         "evaluation with a constant model": lambda: measure,
     }
-    if count <= MOST_JUDGEMENTS:
+    if count <= MAX_JUDGEMENTS:
         found |= {f"leaderboard of {MODELS} models": leaderboard, "report": report}
     return found
 

@@ -1,4 +1,4 @@
-"""Runs that are killed, told to stop, robbed of their server, and go on: `make soak`.
+"""Runs that are killed, stopped or lose their server, and then resume: `make soak`.
 
 - SIGKILL at random moments, half of them while a checkpoint is being written: afterwards every optimizer step was taken
   once, and the judge is bit for bit the one of a run that nobody disturbed.
@@ -57,7 +57,7 @@ def kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
         task = progress.add_task("SIGKILL", total=count)
         while result["kills"] < count:
             name = f"killed-{result['runs']}"
-            writes = partial(_writes, folder / name, _unfinished(folder / name))
+            writes = partial(_is_saving, folder / name, _unfinished(folder / name))
             process = start(folder, name, WORDS)
             saving = rng.random() < 0.5
             status = wait(process, rng.uniform(0.2, whole), writes if saving else lambda: False)
@@ -71,10 +71,10 @@ def kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
                 progress.advance(task)
             else:
                 result["did_not_go_on"] += status != 0
-                _judge(folder / name, reference, result)
+                _record_outcome(folder / name, reference, result)
     name = f"killed-{result['runs']}"
     result["did_not_go_on"] += wait(start(folder, name, WORDS), LIMIT_S) != 0
-    _judge(folder / name, reference, result)
+    _record_outcome(folder / name, reference, result)
     return result
 
 
@@ -87,11 +87,11 @@ def _unfinished(run: Path) -> set[int]:
     return found
 
 
-def _writes(run: Path, old: set[int]) -> bool:
+def _is_saving(run: Path, old: set[int]) -> bool:
     return bool(_unfinished(run) - old)
 
 
-def _judge(run: Path, reference: Path, result: dict[str, int]) -> None:
+def _record_outcome(run: Path, reference: Path, result: dict[str, int]) -> None:
     result["runs"] += 1
     result["different_weights"] += weights(run) != weights(reference)
     result["wrong_steps"] += steps(run) != steps(reference)
@@ -105,22 +105,22 @@ def steps(run: Path) -> list[tuple[str, int, Any]]:
 def stops(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
     """SIGTERM or SIGUSR1 on random ranks of two, in runs that are continued until they end."""
     result = {"stops": 0, "runs": 0, "hangs": 0, "other_status": 0, "different_weights": 0, "wrong_steps": 0}
-    expect(_pair(folder, "pair", None, rng) == [0, 0], folder, "pair-0")
+    expect(_run_two_ranks(folder, "pair", None, rng) == [0, 0], folder, "pair-0")
     for _ in track(range(count), description="SIGTERM"):
         name = f"stopped-{result['runs']}"
-        status = _pair(folder, name, rng.uniform(0, 4), rng)
+        status = _run_two_ranks(folder, name, rng.uniform(0, 4), rng)
         result["stops"] += status == [STOPPED, STOPPED]
         result["hangs"] += None in status
         result["other_status"] += status not in ([0, 0], [STOPPED, STOPPED])
         if status != [STOPPED, STOPPED]:
-            _judge(folder / name, folder / "pair", result)
+            _record_outcome(folder / name, folder / "pair", result)
     name = f"stopped-{result['runs']}"
-    result["other_status"] += _pair(folder, name, None, rng) != [0, 0]
-    _judge(folder / name, folder / "pair", result)
+    result["other_status"] += _run_two_ranks(folder, name, None, rng) != [0, 0]
+    _record_outcome(folder / name, folder / "pair", result)
     return result
 
 
-def _pair(folder: Path, name: str, moment: float | None, rng: random.Random) -> list[int | None]:
+def _run_two_ranks(folder: Path, name: str, moment: float | None, rng: random.Random) -> list[int | None]:
     """Two ranks, some of which get a signal so long after both have begun; their statuses."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -132,7 +132,7 @@ def _pair(folder: Path, name: str, moment: float | None, rng: random.Random) -> 
     ]
     if moment is not None:
         # Before a run has begun there is nothing to save, and a signal ends it as it ends any process.
-        wait(processes[0], LIMIT_S, lambda: all(map(_heeds, processes)))
+        wait(processes[0], LIMIT_S, lambda: all(map(_handles_sigusr1, processes)))
         time.sleep(moment)
         for rank in rng.sample(range(2), rng.choice([1, 2])):
             os.kill(processes[rank], rng.choice([signal.SIGTERM, signal.SIGUSR1]))
@@ -144,7 +144,7 @@ def _pair(folder: Path, name: str, moment: float | None, rng: random.Random) -> 
     return statuses
 
 
-def _heeds(process: int) -> bool:
+def _handles_sigusr1(process: int) -> bool:
     """Whether a process has a handler of its own for SIGUSR1."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
     return bool(int(fields["SigCgt"], 16) >> (signal.SIGUSR1 - 1) & 1)
@@ -158,7 +158,7 @@ PARTS = {
     "ahead": ahead_kills,
     "ahead_two_servers": partial(ahead_kills, ahead=2, servers=2, save_steps=3),
 }
-COUNTED = {
+COUNT_OPTIONS = {
     "sigkill": "kills",
     "sigterm": "stops",
     "server": "server_kills",
@@ -196,11 +196,11 @@ def main() -> None:
     parser.add_argument("--two-servers-kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    counts = {part: vars(arguments)[option] for part, option in COUNTED.items()}
+    counts = {part: vars(arguments)[option] for part, option in COUNT_OPTIONS.items()}
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "trl", "accelerate")}
     environment = {"python": platform.python_version(), "machine": platform.machine(), **versions}
     head = {"environment": environment, "seed": arguments.seed}
-    kept = _kept(arguments.out, arguments.parts, head)
+    kept = _earlier_results(arguments.out, arguments.parts, head)
     folder = Path(tempfile.mkdtemp())
     rng = random.Random(arguments.seed)
     measured = {part: PARTS[part](folder, counts[part], rng) for part in arguments.parts}
@@ -215,7 +215,7 @@ def main() -> None:
     raise SystemExit(faults > 0)
 
 
-def _kept(out: Path, parts: list[str], head: dict[str, Any]) -> dict[str, Any]:
+def _earlier_results(out: Path, parts: list[str], head: dict[str, Any]) -> dict[str, Any]:
     """What is known of the parts that are not measured now, if it is from the same environment."""
     known = json.loads(out.read_text()) if out.is_file() else {}
     others = {part: known[part] for part in PARTS if part in known and part not in parts}

@@ -25,7 +25,7 @@ from soak_server import STALE, STEPS, WORDS, Server, serve_judge
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.training.ahead import Prompts, SampledAhead
 
-PATIENCE_S = 300  # rollout.timeout_s; a run that takes longer than twice that hangs
+SERVER_TIMEOUT_S = 300  # rollout.timeout_s; a run that takes longer than twice that hangs
 
 
 def ahead_kills(
@@ -37,7 +37,7 @@ def ahead_kills(
     model, first = serve_judge(folder)
     up = [first, *(Server(model, folder / f"server-{number}.log") for number in range(1, servers))]
     words = [*WORDS, f"model.path={model}", f"rollout.urls=[{','.join(each.url for each in up)}]"]
-    words += [f"rollout.ahead={ahead}", f"rollout.timeout_s={PATIENCE_S}.0", f"grpo.save_steps={save_steps}"]
+    words += [f"rollout.ahead={ahead}", f"rollout.timeout_s={SERVER_TIMEOUT_S}.0", f"grpo.save_steps={save_steps}"]
     result = dict.fromkeys(("trainer_kills", "server_kills", "runs", "batches", "ended_with_an_error"), 0)
     result |= dict.fromkeys(("unclear_errors", "did_not_go_on", "hangs"), 0)
     result |= dict.fromkeys(("wrong_items", "wrong_steps", "too_old", "of_other_weights"), 0)
@@ -67,7 +67,7 @@ def ahead_kills(
                     result["unclear_errors"] += not any(each.url in message for each in up)
                     result["did_not_go_on"] += errors > 1  # nobody has touched the server since the last one
                 else:
-                    _judge(folder / name, expected, ahead, result)
+                    _record_outcome(folder / name, expected, ahead, result)
     finally:
         for each in up:
             each.kill()
@@ -85,12 +85,12 @@ def _run(
     def is_time() -> bool:
         return all(each.is_up() for each in servers) and time.monotonic() > moment
 
-    status = wait(process, 2 * PATIENCE_S, is_time)
+    status = wait(process, 2 * SERVER_TIMEOUT_S, is_time)
     if status is None and is_time():
         killed = rng.choice(("trainer", "server"))
         if killed == "server":
             rng.choice(servers).kill()
-            status = wait(process, 2 * PATIENCE_S, lambda: is_time() and False)  # which starts it again
+            status = wait(process, 2 * SERVER_TIMEOUT_S, lambda: is_time() and False)  # which starts it again
     if status is None:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
@@ -109,7 +109,7 @@ def items_of(run: Path) -> dict[int, list[str]]:
     return {step: [row["id"] for row in rows if row["step"] == step] for step in sorted({row["step"] for row in rows})}
 
 
-def _judge(run: Path, expected: dict[int, list[str]], ahead: int, result: dict[str, Any]) -> None:
+def _record_outcome(run: Path, expected: dict[int, list[str]], ahead: int, result: dict[str, Any]) -> None:
     lines = [line for line in logged(run) if line["stage"] == "grpo"]
     seen = [json.loads(line) for line in run.with_name(f"{run.name}.jsonl").read_text().splitlines()]
     result["runs"] += 1
@@ -134,7 +134,7 @@ def witness(file: Path) -> None:
         number = trainer._step // ahead._window - int(trainer._metrics["train"]["rollout/staleness"][-1])
         current = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         trainer.model.load_state_dict(torch.load(file.with_suffix(f".{number}"), weights_only=True))
-        difference = apart(trainer.model, prompts, completions, log_probs)
+        difference = max_log_prob_difference(trainer.model, prompts, completions, log_probs)
         trainer.model.load_state_dict(current)
         with file.open("a") as lines:
             lines.write(f"{difference}\n")
@@ -144,7 +144,7 @@ def witness(file: Path) -> None:
 
 
 @torch.no_grad()
-def apart(model: Any, prompts: Prompts, completions: Prompts, log_probs: list[list[Any]]) -> float:
+def max_log_prob_difference(model: Any, prompts: Prompts, completions: Prompts, log_probs: list[list[Any]]) -> float:
     """The largest difference of log-probabilities."""
     differences = []
     for prompt, completion, theirs in zip(prompts, completions, log_probs, strict=True):

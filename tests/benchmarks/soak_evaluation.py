@@ -1,4 +1,4 @@
-"""Evaluations that are killed and go on: the bytes of their results are those of one that nobody disturbed."""
+"""Evaluations that are killed and resumed: their results are byte-identical to those of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def evaluation_kills(folder: Path, count: int, rng: random.Random) -> dict[str, 
             result["runs"] += 1
             result["did_not_go_on"] += status != 0
             result["different_results"] += results(folder / name) != reference
-            result["repeated_answers"] += repeated(folder / name)
+            result["repeated_answers"] += duplicate_answers(folder / name)
             if result["kills"] >= count:
                 return result
 
@@ -60,7 +60,7 @@ def results(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
-def repeated(run: Path) -> int:
+def duplicate_answers(run: Path) -> int:
     """How many answers a journal holds twice."""
     journals = [path.read_bytes().splitlines() for path in (run / "journals").glob("*.jsonl")]
     return sum(len(lines) - len({line.split(b'"answer"')[0] for line in lines}) for lines in journals)

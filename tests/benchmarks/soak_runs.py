@@ -1,4 +1,4 @@
-"""Runs of `make soak`: started, waited for, looked at.
+"""Helpers of `make soak` that start runs, wait for them and inspect them.
 
 Every run is forked from one process that has imported everything, so that hundreds of them take minutes.
 """

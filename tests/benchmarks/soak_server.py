@@ -121,7 +121,7 @@ def server_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]
 
 def _control(folder: Path, words: list[str]) -> dict[str, Any]:
     """A run that leaves out every second sync: the batches that are one step old have to be seen."""
-    process = start(folder, "control", words, first=_forget_syncs)
+    process = start(folder, "control", words, first=_skip_every_second_sync)
     expect(wait(process, LIMIT_S) == 0, folder, "control")
     differences = [line[DIFFERENCE] for line in logged(folder / "control")]
     stale, current = differences[1::2], differences[::2]  # the first step has the weights of the evaluation before
@@ -129,7 +129,7 @@ def _control(folder: Path, words: list[str]) -> dict[str, Any]:
     return {"control_batches": len(stale), "control_missed": missed, "control_smallest_difference": min(stale)}
 
 
-def _forget_syncs() -> None:
+def _skip_every_second_sync() -> None:
     sync, calls = ServedGeneration.sync_weights, itertools.count()
 
     def sometimes(engine: ServedGeneration) -> None:
@@ -157,14 +157,14 @@ class _Soak:
             while (result["kills"] < count or running) and not result["hangs"] and errors < 3:
                 if not running:
                     self._server.wait()
-                    self._begin()
+                    self._start_run()
                     running = True
-                status = wait(self._process, 2 * max(LIMITS_S), self._moment(result["kills"] < count))
+                status = wait(self._process, 2 * max(LIMITS_S), self._next_kill(result["kills"] < count))
                 if status is not None:
                     running, errors = False, errors + 1 if status else 0
                     self._ended(status, errors)
                 elif self._is_time:
-                    self._strike()
+                    self._kill_server()
                     errors = 0
                     progress.update(task, completed=result["kills"])
                 else:
@@ -173,15 +173,15 @@ class _Soak:
                     os.waitpid(self._process, 0)
         return result
 
-    def _begin(self) -> None:
+    def _start_run(self) -> None:
         self._doing.write_text("")
         self._limit, self._began = self._rng.choice(LIMITS_S), time.monotonic()
         words = [*self._words, f"rollout.timeout_s={self._limit}.0"]
         self._log = self._folder / f"robbed-{self._result['runs']}.log"
         self._log_size = self._log.stat().st_size if self._log.is_file() else 0
-        self._process = start(self._folder, self._log.stem, words, first=partial(_announce, self._doing))
+        self._process = start(self._folder, self._log.stem, words, first=partial(_record_phase, self._doing))
 
-    def _moment(self, wanted: bool) -> Callable[[], bool]:
+    def _next_kill(self, wanted: bool) -> Callable[[], bool]:
         """Whether it is time to kill the server, or to see that the run hangs."""
         phase, delay = self._rng.choice(PHASES), self._rng.uniform(0, 8)
         self._is_time = False
@@ -202,7 +202,7 @@ class _Soak:
         since = time.time() - self._doing.stat().st_mtime
         return self._phase() != "idle" and since > self._limit + SLACK_S
 
-    def _strike(self) -> None:
+    def _kill_server(self) -> None:
         time.sleep(self._rng.uniform(0, 0.1))
         self._result[f"while_{self._phase()}"] += 1
         self._server.kill()
@@ -225,7 +225,7 @@ class _Soak:
         result["wrong_steps"] += [line["step"] for line in lines] != list(range(1, STEPS + 1))
 
 
-def _announce(doing: Path) -> None:
+def _record_phase(doing: Path) -> None:
     """Let a file say what the run is asking its server for."""
 
     def announced(work: Callable[..., Any], phase: str) -> Callable[..., Any]:

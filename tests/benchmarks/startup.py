@@ -1,4 +1,4 @@
-"""What one waits for before anything happens: CPU seconds and seconds of starts, the least of several.
+"""Start-up times: CPU seconds and wall-clock seconds of each start, the minimum of several.
 
     python tests/benchmarks/startup.py
 

@@ -83,7 +83,7 @@ MEMORY_TARGET = 0.5
 FACTORS = ("token_bound", "padding", "positions", "idle")
 
 
-class Bench:
+class UpdateBenchmark:
     """Trainers of one case, and the batch they are given."""
 
     adapter: LoraConfig | None = None
@@ -233,7 +233,7 @@ class Bench:
         return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]).float()
 
 
-def measure(bench: Bench, repetitions: int) -> dict[str, Any]:
+def measure(bench: UpdateBenchmark, repetitions: int) -> dict[str, Any]:
     """Seconds of alternating updates, peak memory, and how far the gradients are apart."""
     seconds: dict[str, list[float]] = {variant: [] for variant in bench.trainers}
     memory: dict[str, float] = {}
@@ -385,9 +385,9 @@ def _results(cases: list[Case], arguments: argparse.Namespace) -> Iterator[dict[
 def _result(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if arguments.cpu:
-        Bench.clock = time.process_time
+        UpdateBenchmark.clock = time.process_time
     with tempfile.TemporaryDirectory() as folder:
-        return measure(Bench(case, arguments, Path(folder)), arguments.repetitions)
+        return measure(UpdateBenchmark(case, arguments, Path(folder)), arguments.repetitions)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from babel import Locale
 from think_as_locals.data.cards import cards, cultures
 
 SUBSETS = ("cultural_commonsense", "cultural_value", "cultural_toxicity", "cultural_linguistic")
-SHARE = 0.08  # of the rows have one planted fault
+DEFECT_SHARE = 0.08  # of the rows have one planted fault
 
 Row = dict[str, Any]
-PLANTS: dict[str, Callable[[Row, Row], Row | str]] = {
+DEFECTS: dict[str, Callable[[Row, Row], Row | str]] = {
     "empty_prompt": lambda row, other: row | {"prompt": "  "},
     "missing_field": lambda row, other: {key: value for key, value in row.items() if key != "rejected"},
     "wrong_type": lambda row, other: row | {"chosen": {"text": row["chosen"][0]}},
@@ -38,11 +38,11 @@ PLANTS: dict[str, Callable[[Row, Row], Row | str]] = {
     "run_on_turn": lambda row, other: row | {"chosen": [f"{row['chosen'][0]}assistant\n\n{row['chosen'][0]}"]},
     "count_mismatch": lambda row, other: row | {"num_rejected": 5},
     "not_json": lambda row, other: json.dumps(row, ensure_ascii=False)[:-9],
-    "wrong_language": lambda row, other: row | {"chosen": [foreign(row)]},
+    "wrong_language": lambda row, other: row | {"chosen": [wrong_language_response(row)]},
 }
 
 
-def foreign(row: Row) -> str:
+def wrong_language_response(row: Row) -> str:
     """A response in English, or to an English prompt in German."""
     return text(random.Random(row["id"]), "de" if row["language"] == "English" else "en", 5)
 
@@ -77,8 +77,8 @@ def rows(count: int, rng: random.Random) -> Iterator[tuple[Row | str, str | None
             "additional_metadata": "{}",
             "category": "generated",
         }
-        defect = rng.choice(list(PLANTS)) if earlier and rng.random() < SHARE else None
-        yield (PLANTS[defect](row, earlier), defect) if defect and earlier else (row, None)
+        defect = rng.choice(list(DEFECTS)) if earlier and rng.random() < DEFECT_SHARE else None
+        yield (DEFECTS[defect](row, earlier), defect) if defect and earlier else (row, None)
         earlier = earlier if defect else row
 
 

@@ -1,4 +1,4 @@
-"""The whole way on two cores, from a teacher behind vLLM to a leaderboard and r2.
+"""The whole pipeline on two cores, from a teacher behind vLLM to a leaderboard and r2.
 
 teacher -> demonstrations -> SFT and GRPO of a fresh judge -> ablations -> paired table -> best-of-N -> r2, leaderboard
 

@@ -1,4 +1,4 @@
-"""What tests of the configuration share: the recipes, and the messages about what is wrong with one."""
+"""Shared by configuration tests: recipe paths, and helpers that return error messages."""
 
 from __future__ import annotations
 

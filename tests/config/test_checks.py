@@ -1,4 +1,4 @@
-"""A composed configuration of any kind -> a validated one, or one message that says what is wrong."""
+"""Validation of composed configurations: valid ones load, invalid ones raise one message with every fault."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMP
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
-APART = {"rm", "sweep", "mode", "global_rm", "sample", "policy", "task"}
+EXCLUDED_GROUPS = {"rm", "sweep", "mode", "global_rm", "sample", "policy", "task"}
 """Groups of which only an evaluation, a sweep, SCPO or samples choose; all but the first two are tested below."""
 RM_NEEDS = {
     "judge": ["path=x"],
@@ -61,7 +61,7 @@ RM_NEEDS = {
     "implicit": ["path=x", "reference=y"],
     "constant": [],
 }
-NAMED = ("deberta_v3", "tulu3_8b")  # classifiers
+NAMED_CLASSIFIERS = ("deberta_v3", "tulu3_8b")  # classifiers
 NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
 _NO_RUBRIC = ["reward.weights.criteria_gain=0", "reward.weights.rubric_quality=0", "reward.weights.correctness=1"]
 _NO_COLD_START = ["sft=null", "model.scratch=null", "model.path=x"]
@@ -84,7 +84,7 @@ def reloaded(config: Config) -> Config:
 
 
 @pytest.mark.parametrize("path", recipes(), ids=lambda path: path.stem)
-def test_every_recipe_loads_and_is_called_after_its_file(path: Path) -> None:
+def test_every_recipe_loads_and_is_named_after_its_file(path: Path) -> None:
     loaded = load_config(path)
     assert loaded.recipe == path.stem
     assert loaded.run.name.startswith(f"{path.stem}-")
@@ -96,7 +96,7 @@ def test_every_recipe_loads_and_is_called_after_its_file(path: Path) -> None:
 PRETRAINED = "Qwen/Qwen2.5-7B-Instruct is pretrained: choose trainer=demonstrated_grpo sft.data=FILE"
 
 
-def test_a_cold_start_takes_demonstrations_of_a_file() -> None:
+def test_cold_start_reads_demonstrations_from_sft_data() -> None:
     pretrained = load_recipe(GRPO, ["trainer=demonstrated_grpo", "sft.data=x", "lora=rank16"])
     scratch = load_recipe(QUICKSTART, ["sft.data=x"])
     assert pretrained.sft is not None
@@ -117,7 +117,7 @@ TEACHER = ["teacher.path=x"]
 EDITOR = ["editor.url=http://127.0.0.1:8000/v1", "editor.model=x"]
 
 
-def test_an_editor_is_a_server_or_a_model_in_this_process() -> None:
+def test_editor_loads_as_server_or_local_model() -> None:
     served = load_config(EDIT, EDITOR)
     local = load_config(EDIT, ["editor=model", "editor.path=x", "probes=[CL]", "temperature=0", "tries=1"])
     assert isinstance(served, EditConfig)
@@ -134,7 +134,7 @@ SAMPLED = ["sample.policy.path=x"]
 
 @pytest.mark.parametrize("policy", POLICY_NEEDS)
 @pytest.mark.parametrize("task", TASK_NEEDS)
-def test_every_task_is_sampled_from_every_policy_alone_and_before_an_evaluation(task: str, policy: str) -> None:
+def test_every_sample_task_loads_with_every_policy(task: str, policy: str) -> None:
     assert {*group_options()["sample"]} == {*TASK_NEEDS, "none"}
     assert {*group_options()["policy"]} == {*POLICY_NEEDS}
     given = [f"sample={task}", *TASK_NEEDS[task], f"sample.policy={policy}"]
@@ -147,14 +147,14 @@ def test_every_task_is_sampled_from_every_policy_alone_and_before_an_evaluation(
 
 
 @pytest.mark.parametrize("rm", RM_NEEDS)
-def test_a_policy_is_trained_on_every_kind_of_reward_model_and_asked_every_task(rm: str) -> None:
+def test_policy_recipe_loads_with_every_reward_model_and_task(rm: str) -> None:
     assert {*group_options()["task"]} == {*TASK_NEEDS}
     given = [f"rm={rm}", *(f"rm.{need}" for need in RM_NEEDS[rm])]
     given += ["tasks.asked=prompts", f"tasks.asked.scorer={rm}", *(f"tasks.asked.scorer.{n}" for n in RM_NEEDS[rm])]
     given += ["tasks.blend=short_answers", "tasks.blend.data.path=x", "tasks.options.data=include"]
     loaded = load_config(POLICY, [*given, "tasks.options.data.path=y", "lora=rank16"])
     assert isinstance(loaded, PolicyConfig)
-    assert loaded.rm.kind == ("classifier" if rm in NAMED else rm)
+    assert loaded.rm.kind == ("classifier" if rm in NAMED_CLASSIFIERS else rm)
     assert loaded.tasks["asked"].scorer == loaded.rm
     assert {name: (t.task, t.data.source) for name, t in loaded.tasks.items() if name != "judged"} == {
         "options": ("multiple_choice", "include"),
@@ -166,7 +166,7 @@ def test_a_policy_is_trained_on_every_kind_of_reward_model_and_asked_every_task(
     assert reloaded(loaded) == loaded
 
 
-def test_a_teacher_is_in_this_process_or_behind_a_server() -> None:
+def test_teacher_loads_as_local_judge_or_server() -> None:
     loaded = load_config(DEMONSTRATE, TEACHER)
     served = load_config(DEMONSTRATE, ["teacher=server", "teacher.url=http://127.0.0.1:8000/v1", "teacher.model=x"])
     assert isinstance(loaded, DemonstrationConfig)
@@ -179,7 +179,7 @@ def test_a_teacher_is_in_this_process_or_behind_a_server() -> None:
 @pytest.mark.parametrize("turn", range(max(map(len, group_options().values()))))
 def test_every_option_of_every_group_loads(turn: int) -> None:
     # In each turn one option of every group, so that all have had theirs in the end.
-    groups = {group: options for group, options in group_options().items() if group not in APART}
+    groups = {group: options for group, options in group_options().items() if group not in EXCLUDED_GROUPS}
     groups["model"] = [option for option in groups["model"] if not option.endswith("_rm")]  # SCPO's
     scratch = groups["model"][turn % len(groups["model"])] == "quickstart"
     groups["trainer"] = [name for name in groups["trainer"] if (name == "cold_start_grpo") == scratch]
@@ -194,7 +194,7 @@ MIX = ["data=mix", "data.mix.cards=quickstart_cards", "data.mix.mine=jsonl", "da
 SETS = ["eval.sets.carb=carb", "eval.sets.carb.data.path=y", "eval.sets.carb.protocol=round_robin"]
 
 
-def test_sources_of_a_mix_and_sets_to_measure_are_added_by_name() -> None:
+def test_mix_sources_and_eval_sets_are_added_by_name() -> None:
     loaded = load_recipe(GRPO, [*MIX, "data.weights={cards: 2, mine: 0.5}", *SETS])
     assert {name: (data.source, data.path) for name, data in loaded.sources.items()} == {
         "cards": ("culture_cards", None),
@@ -319,11 +319,11 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
 @pytest.mark.parametrize(
     ("recipe", "overrides", "expected"), [(recipe, *case) for recipe, cases in REFUSED.items() for case in cases]
 )
-def test_what_cannot_be_is_named_with_the_remedy(recipe: Path, overrides: list[str], expected: str) -> None:
+def test_invalid_overrides_are_rejected_with_a_remedy(recipe: Path, overrides: list[str], expected: str) -> None:
     assert expected in message(recipe, *overrides)
 
 
-def test_a_key_of_the_recipe_can_be_dropped_for_a_mix(tmp_path: Path) -> None:
+def test_recipe_key_can_be_dropped_for_a_mix(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("defaults: [/config, _self_]\ndata: {split: pairing}\nmodel: {path: x, scratch: null}\n")
     assert "and drop this one (~data.split)" in message(recipe, *MIX)
@@ -332,10 +332,10 @@ def test_a_key_of_the_recipe_can_be_dropped_for_a_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", group_options()["rm"])
-def test_every_kind_of_reward_model_loads_beside_the_others(kind: str) -> None:
+def test_every_reward_model_kind_can_be_added_to_an_evaluation(kind: str) -> None:
     loaded = load_config(CARB, [f"rms.mine={kind}", *(f"rms.mine.{key}" for key in RM_NEEDS[kind])])
     assert isinstance(loaded, EvaluationConfig)
-    assert loaded.rms["mine"].kind == ("classifier" if kind in NAMED else kind)
+    assert loaded.rms["mine"].kind == ("classifier" if kind in NAMED_CLASSIFIERS else kind)
     assert {*loaded.rms} == {"constant", "mine"}
     assert reloaded(loaded) == loaded
 
@@ -347,7 +347,7 @@ def test_every_kind_of_reward_model_loads_beside_the_others(kind: str) -> None:
         *((name, "group", None, None) for name in ("jsonl", "carb", "pairs")),
     ],
 )
-def test_the_quick_start_asks_for_what_a_judge_from_nothing_can_learn_and_leaves_out_none_of_your_own_rows(
+def test_quickstart_restricts_embedded_data_but_not_custom_data(
     data: str, split: str, languages: list[str] | None, max_groups: int | None
 ) -> None:
     chosen = load_recipe(QUICKSTART, [f"data={data}", *NEEDS.get(("data", data), [])]).data
@@ -363,7 +363,7 @@ def test_the_quick_start_asks_for_what_a_judge_from_nothing_can_learn_and_leaves
         (partial(load_config, QUICKSTART), "eval.sets.own.data", "evaluation items are all kept"),
     ],
 )
-def test_a_limit_of_prompts_is_refused_where_no_judge_is_trained(load: Any, place: str, reason: str) -> None:
+def test_max_prompt_tokens_is_rejected_where_no_judge_is_trained(load: Any, place: str, reason: str) -> None:
     chosen = ["eval.sets.own=culture_cards"] if "sets" in place else []
     message = f"{place}.max_prompt_tokens: got 9, which is for a judge's training items: set it to null ({reason})"
     with pytest.raises(ConfigError, match=re.escape(message)):
@@ -375,7 +375,7 @@ def test_a_limit_of_prompts_is_refused_where_no_judge_is_trained(load: Any, plac
     ("override", "sources"),
     [("data.sets_per_group=3", {"culture_cards", "blend", "care"}), ("data.min_share_gap=0.2", {"globalopinionqa"})],
 )
-def test_a_key_that_a_source_does_not_read_is_refused_by_name(source: str, override: str, sources: set[str]) -> None:
+def test_data_key_that_the_source_does_not_use_is_rejected(source: str, override: str, sources: set[str]) -> None:
     words = [f"data={source}", *NEEDS.get(("data", source), []), override]
     if source in sources:
         assert load_data_config(words)
@@ -398,19 +398,19 @@ def test_a_key_that_a_source_does_not_read_is_refused_by_name(source: str, overr
         ("full", ["correctness", "criteria_gain", "structure", "rubric_quality", "consistency", "length"]),
     ],
 )
-def test_each_choice_of_rewards_weighs_its_components(weights: str, components: list[str]) -> None:
+def test_reward_option_weights_its_components(weights: str, components: list[str]) -> None:
     reward = load_recipe(GRPO, [f"reward={weights}"]).reward
     assert list(reward.weighted()) == components
     assert reward.both_orders == ("consistency" in components)
 
 
-def test_the_flagship_is_paid_for_verdict_and_rubric_and_the_quick_start_for_structure() -> None:
+def test_reward_weights_of_flagship_and_quickstart() -> None:
     weights = {"correctness": 1.0, "criteria_gain": 0.5, "structure": 0.2, "rubric_quality": 0.2}
     assert load_recipe(GRPO).reward.weights == weights
     assert load_recipe(QUICKSTART).reward.weights == {"correctness": 1.0, "structure": 0.2}
 
 
-def test_a_component_of_weight_zero_needs_nothing() -> None:
+def test_component_with_zero_weight_is_dropped() -> None:
     there = load_recipe(
         QUICKSTART, ["reward.weights={correctness: 1.0, structure: 0.0, consistency: 0.0, length: 0.0}"]
     )
@@ -418,12 +418,12 @@ def test_a_component_of_weight_zero_needs_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "run-1", "v1.2_final", "2025-01-01", "x" * 100, "7"])
-def test_a_plain_run_name_is_taken(name: str) -> None:
+def test_valid_run_name_is_accepted(name: str) -> None:
     values = values_of(QUICKSTART)
     assert validate(values | {"run": values["run"] | {"name": name}}).run.name == name
 
 
-def test_data_alone_is_composed_without_a_run() -> None:
+def test_load_items_accepts_only_data_settings() -> None:
     config = load_data_config(["data=jsonl", "data.path=mine.jsonl", "data.test_share=0.5", "seed=3"])
     data = config.data
     assert (data.source, data.path, data.test_share, config.seed) == ("jsonl", "mine.jsonl", 0.5, 3)
@@ -472,7 +472,7 @@ def test_data_alone_is_composed_without_a_run() -> None:
         ("model.scratch", None, "model: got neither of model.path and model.scratch, expected one of them"),
     ],
 )
-def test_a_fault_is_named_with_what_was_got_and_expected(place: str, value: Any, expected: str) -> None:
+def test_error_names_the_key_its_value_and_what_is_expected(place: str, value: Any, expected: str) -> None:
     found = faults({place: value})
     assert expected in found
     assert place in found
@@ -491,7 +491,7 @@ def test_a_fault_is_named_with_what_was_got_and_expected(place: str, value: Any,
         *(("reward.fault_window", 0), ("reward.length.share", 0.0)),
     ],
 )
-def test_a_value_beyond_its_bounds_or_of_another_type_is_named(place: str, value: Any) -> None:
+def test_out_of_range_or_mistyped_value_is_rejected(place: str, value: Any) -> None:
     assert f"{place}: got {value!r}" in faults({place: value})
 
 
@@ -526,13 +526,13 @@ def test_a_value_beyond_its_bounds_or_of_another_type_is_named(place: str, value
         ({"grpo.report_to": ["wandbb"]}, "report_to.0: got 'wandbb', expected 'wandb', 'tensorboard' or 'trackio'"),
     ],
 )
-def test_settings_that_do_not_fit_together_are_named(changes: dict[str, Any], expected: str) -> None:
+def test_conflicting_settings_are_rejected(changes: dict[str, Any], expected: str) -> None:
     found = faults(changes)
     assert expected in found
     assert [*changes][-1] in found
 
 
-def test_the_papers_recipe_pays_what_the_paper_pays() -> None:
+def test_tal_paper_recipe_matches_the_paper() -> None:
     config = load_recipe("recipes/tal_paper.yaml")
     assert config.reward.weighted() == {"correctness": 1.0, "criteria_gain": 0.5}
     assert (config.grpo.loss_type, config.model.path) == ("grpo", "Qwen/Qwen2.5-7B-Instruct")
@@ -545,7 +545,7 @@ def test_the_papers_recipe_pays_what_the_paper_pays() -> None:
     }
 
 
-def test_recipes_that_train_all_weights_of_a_large_model_name_how_eight_gpus_share_it() -> None:
+def test_recipes_of_large_models_launch_with_zero3_on_eight_gpus() -> None:
     """As launch/README.md says: a bare `accelerate launch` would otherwise give each GPU the whole of it."""
     configs = [config for recipe in recipes() if isinstance(config := load_config(recipe), RunConfig | PolicyConfig)]
     large = {config.recipe: config.run.launch for config in configs if config.model.requires_gpu}
@@ -553,7 +553,7 @@ def test_recipes_that_train_all_weights_of_a_large_model_name_how_eight_gpus_sha
     assert {"tal_grpo", "tal_paper", "ablations", "methods", "policy_grpo"} <= {*large}
 
 
-def test_weights_given_as_a_whole_replace_those_of_the_option() -> None:
+def test_reward_weights_dict_replaces_the_weights_of_the_option() -> None:
     def weights(*overrides: str) -> dict[str, float]:
         return load_recipe(GRPO, overrides).reward.weights
 
@@ -569,7 +569,7 @@ def test_weights_given_as_a_whole_replace_those_of_the_option() -> None:
     assert weights("reward.weights.correctness=2.0").keys() == weights().keys()  # a key alone is set among the others
 
 
-def test_other_peoples_verdicts_can_be_rewarded_their_rubrics_and_ratings_cannot() -> None:
+def test_third_party_prompts_allow_only_verdict_rewards() -> None:
     for prompt in VERDICT_PROMPTS:
         overrides = [f"prompt={prompt}", "reward=rm_r1"]
         assert load_recipe("recipes/tal_grpo.yaml", overrides).prompt.template == prompt
@@ -601,7 +601,7 @@ def test_other_peoples_verdicts_can_be_rewarded_their_rubrics_and_ratings_cannot
         *(("reward.weights", ".correctness"), ("model.chat_template_kwargs", ".x")),
     ],
 )
-def test_no_number_may_be_infinite_or_none_at_all(place: str, inner: str, value: float) -> None:
+def test_nan_and_infinity_are_rejected_for_numbers(place: str, inner: str, value: float) -> None:
     found = faults({place: {inner[1:]: value} if inner else value})
     assert f"  - {place}{inner}" in found
     assert f"got {value}, expected a finite number" in found or place == "seed"
@@ -609,7 +609,7 @@ def test_no_number_may_be_infinite_or_none_at_all(place: str, inner: str, value:
     assert f"grpo.lr_scheduler_kwargs: got {value}" in faults({"grpo.lr_scheduler_kwargs": {"x": [value]}})
 
 
-def test_neither_overrides_nor_recipes_hold_such_numbers(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_rejected_in_overrides_and_recipes(tmp_path: Path) -> None:
     overrides = ["grpo.beta=nan", "grpo.temperature=inf", "grpo.learning_rate=1e400"]
     assert message(GRPO, *overrides).count("expected a finite number") == 3
     found = message(a_recipe(tmp_path, HEAD + "grpo:\n  beta: .nan\n  temperature: -.inf\n"))
@@ -617,7 +617,7 @@ def test_neither_overrides_nor_recipes_hold_such_numbers(tmp_path: Path) -> None
     assert "grpo.temperature: got -inf, expected a finite number" in found
 
 
-def test_an_unquoted_country_code_that_yaml_reads_as_a_boolean_is_explained(tmp_path: Path) -> None:
+def test_unquoted_no_that_yaml_reads_as_a_boolean_is_explained(tmp_path: Path) -> None:
     expected = "data.languages.0: got the boolean false: YAML reads an unquoted NO, ON or YES as one; quote it"
     assert expected in message(a_recipe(tmp_path, HEAD + "data:\n  languages: [NO]\n"))
     assert load_recipe(a_recipe(tmp_path, HEAD + 'data:\n  languages: ["NO"]\n')).data.languages == ["NO"]
@@ -627,12 +627,12 @@ def test_an_unquoted_country_code_that_yaml_reads_as_a_boolean_is_explained(tmp_
     "name",
     ["../elsewhere", "a/b", "/elsewhere/x", "..", ".", "", ".hidden", "a\\b", "a\n", "a b", "~", "x" * 101, "日本", 7],
 )
-def test_a_run_name_that_leaves_its_folder_or_is_no_plain_name_is_an_error(name: Any) -> None:
+def test_invalid_run_name_is_rejected(name: Any) -> None:
     assert f"run.name: got {shown(name)}" in faults({"run.name": name})
 
 
 @pytest.mark.parametrize("url", ["http://user:hidden@host:8000", "https://hidden@host/v1", "host:8000", "http://"])
-def test_an_address_holds_no_secret_and_a_message_repeats_none(url: str) -> None:
+def test_url_with_credentials_is_rejected_without_repeating_them(url: str) -> None:
     found = faults({"rollout.urls": [url]})
     assert "rollout.urls.0: expected http[s]://HOST[:PORT][/PATH] without user or key" in found
     assert "hidden" not in found
@@ -652,7 +652,7 @@ REFUSED = ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN",
 
 
 @pytest.mark.parametrize(("recipe", "place", "words"), SERVERS)
-def test_a_recipe_sends_no_secret_but_keys_of_model_servers(recipe: Path, place: str, words: list[str]) -> None:
+def test_key_variable_accepts_only_model_server_keys(recipe: Path, place: str, words: list[str]) -> None:
     server = [*words, f"{place}=server", f"{place}.url=https://there/v1", f"{place}.model=x"]
     for name in [*ALLOWED, "null"]:
         load_config(recipe, [*server, f"{place}.key_variable={name}"])
@@ -665,7 +665,7 @@ def test_a_recipe_sends_no_secret_but_keys_of_model_servers(recipe: Path, place:
         assert "TAL_KEY=$NAME in the shell passes one on" in str(raised.value)
 
 
-def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
+def test_key_given_as_key_variable_is_not_repeated_in_the_error() -> None:
     words = ["teacher=server", "teacher.url=https://there/v1", "teacher.model=x"]
     with pytest.raises(ConfigError, match=r"teacher\.key_variable: got a name with lower-case") as raised:
         load_config(DEMONSTRATE, [*words, f"teacher.key_variable={PLANTED['HF_TOKEN']}"])
@@ -673,12 +673,12 @@ def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("recipe", [QUICKSTART, "recipes/carb.yaml", "recipes/scpo_quickstart.yaml"])
-def test_a_path_that_embedded_data_would_not_read_is_an_error(recipe: str) -> None:
+def test_data_path_is_rejected_with_embedded_data(recipe: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.path: got 'mine\.jsonl', but .* is embedded: choose data=jsonl"):
         load_config(recipe, ["data.path=mine.jsonl"])
 
 
-def test_an_unknown_key_of_a_recipe_is_an_error_too(tmp_path: Path) -> None:
+def test_unknown_key_in_a_recipe_file_is_rejected(tmp_path: Path) -> None:
     recipe = a_recipe(tmp_path, HEAD + "grpo:\n  beta: 0.1\nevals:\n  every_steps: 3\n")
     assert "evals: no such key; did you mean 'eval'?" in message(recipe)
 
@@ -699,7 +699,7 @@ LONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", LONG)
-def test_what_a_message_repeats_of_a_recipe_is_short(tmp_path: Path, kind: str) -> None:
+def test_error_shortens_long_recipe_values(tmp_path: Path, kind: str) -> None:
     """Whatever key has the value; a number that Python does not even write is no traceback."""
     value = "0x" + "f" * 20_000 if kind == "a number" else json.dumps(LONG[kind])
     for place in ("run.name", "grpo.top_p", "data.source", "prompt", "nowhere"):
@@ -710,18 +710,18 @@ def test_what_a_message_repeats_of_a_recipe_is_short(tmp_path: Path, kind: str) 
         assert max(map(len, found.split("\n"))) < 1_600, place
 
 
-def test_keys_and_names_that_a_message_repeats_are_short() -> None:
+def test_error_shortens_long_keys_and_names() -> None:
     assert len(message(CARB, f"rms={{{'x' * 9_000}: 1}}")) < 2_000
     assert len(message(GRPO, f"data.{'x' * 9_000}=1")) < 2_000
     assert len(message(GRPO, f"run.launch={'x' * 9_000}")) < 2_000
     assert len(message("x" * 9_000)) < 2_000
 
 
-def test_a_name_of_a_reward_model_that_is_none_is_an_error() -> None:
+def test_invalid_reward_model_name_is_rejected() -> None:
     assert "got the name 'a b', expected letters, digits, '.'" in message(CARB, "rms={a b: 1}")
 
 
-def test_one_message_lists_every_fault_once() -> None:
+def test_one_error_lists_every_fault_once() -> None:
     nan = float("nan")
     wrong = {"data.pathh": "y", "eval.batch_size": "many", "grpo.beta": nan, "run.name": "../x", "seed": nan}
     assert sorted(line.split(":")[0] for line in faults(wrong).splitlines()[1:]) == [f"  - {place}" for place in wrong]
@@ -740,7 +740,7 @@ def test_one_message_lists_every_fault_once() -> None:
         (PRISM, "lora.r=4", "lora: this run trains all weights (lora is null): choose lora=rank16"),
     ],
 )
-def test_a_key_of_a_section_that_is_off_says_what_turns_it_on(recipe: Path, override: str, expected: str) -> None:
+def test_key_of_a_disabled_section_error_says_how_to_enable_it(recipe: Path, override: str, expected: str) -> None:
     found = message(recipe, override)
     assert expected in found
     assert found.count("\n") == 1
@@ -776,19 +776,19 @@ def test_a_key_of_a_section_that_is_off_says_what_turns_it_on(recipe: Path, over
         (["eval.every_steps=3"], "eval.every_steps: no such key"),
     ],
 )
-def test_a_fault_of_an_evaluation_is_named(overrides: list[str], expected: str) -> None:
+def test_invalid_evaluation_setting_is_rejected(overrides: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         load_config(CARB, overrides)
 
 
-def test_an_evaluation_of_nothing_is_refused() -> None:
+def test_evaluation_without_reward_models_is_rejected() -> None:
     values = load_config(CARB).model_dump() | {"rms": {}}
     with pytest.raises(ConfigError, match=r"rms: got \{\}, expected reward models by name"):
         validate(values)
 
 
 @pytest.mark.parametrize(("recipe", "does"), [(CARB, "evaluates reward models"), (SCPO, "steers a reward model")])
-def test_a_recipe_of_another_kind_trains_no_judge(recipe: Path, does: str) -> None:
+def test_load_recipe_rejects_recipes_that_train_no_judge(recipe: Path, does: str) -> None:
     with pytest.raises(ConfigError, match=f"{recipe.stem} {does} and trains no judge: use `tal run`"):
         load_recipe(recipe)
 
@@ -796,7 +796,7 @@ def test_a_recipe_of_another_kind_trains_no_judge(recipe: Path, does: str) -> No
 # --- SCPO ---
 
 
-def test_the_recipes_say_what_is_steered_on_what() -> None:
+def test_scpo_recipes_set_model_data_and_hyperparameters() -> None:
     configs = quick, prism, opinions = [scpo_config(path) for path in (SCPO, PRISM, OPINIONS)]
     assert [config.data.source for config in configs] == ["opinion_cards", "prism", "globalopinionqa"]
     assert (quick.model.path, prism.model.path) == (None, "OpenAssistant/reward-model-deberta-v3-base")
@@ -814,7 +814,7 @@ def test_the_recipes_say_what_is_steered_on_what() -> None:
 
 
 @pytest.mark.parametrize("group", ["data", "model", "mode", "lora"])
-def test_every_option_of_its_groups_loads(group: str) -> None:
+def test_every_option_of_the_scpo_groups_loads(group: str) -> None:
     for option in group_options()[group]:
         if option == "mix":
             with pytest.raises(
@@ -829,13 +829,13 @@ def test_every_option_of_its_groups_loads(group: str) -> None:
         assert reloaded(config) == config
 
 
-def test_global_rms_are_made_where_there_is_nothing_to_load() -> None:
+def test_global_rm_is_none_or_pooled() -> None:
     assert set(group_options()["global_rm"]) == {"none", "pooled"}
     assert scpo_config(PRISM, ["global_rm=none"]).global_rm is None
     assert scpo_config(PRISM, ["model=quickstart_rm", "global_rm=pooled"]).global_rm is not None
 
 
-def test_each_difference_of_the_released_code_is_a_key_of_its_mode_and_has_a_sentence() -> None:
+def test_as_released_mode_differs_only_in_documented_keys() -> None:
     corrected, released = (
         scpo_config(SCPO, [f"mode={name}"]).mode.model_dump() for name in ("corrected", "as_released")
     )
@@ -845,7 +845,7 @@ def test_each_difference_of_the_released_code_is_a_key_of_its_mode_and_has_a_sen
     assert one == corrected | {"dropout": True}
 
 
-def test_a_run_is_continued_with_its_own_settings_alone(tmp_path: Path) -> None:
+def test_resume_rejects_changed_settings(tmp_path: Path) -> None:
     where = [f"run.dir={tmp_path}", "run.name=run", "run.resume=auto"]
     folder = open_run(scpo_config(SCPO, where)).path
     assert yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["mode"]["name"] == "corrected"
@@ -894,13 +894,13 @@ def test_a_run_is_continued_with_its_own_settings_alone(tmp_path: Path) -> None:
         ({"data.split": "pairing"}, "data.split: got pairing, expected group: people are split, not pairings"),
     ],
 )
-def test_a_fault_of_an_scpo_recipe_is_named(changes: dict[str, Any], expected: str) -> None:
+def test_invalid_scpo_setting_is_rejected(changes: dict[str, Any], expected: str) -> None:
     found = faults(changes, SCPO)
     assert expected in found
     assert [*changes][-1].split(".")[0] in found
 
 
-def test_dropout_of_lora_may_be_on_where_dropout_is() -> None:
+def test_lora_dropout_is_rejected_where_the_mode_disables_dropout() -> None:
     overrides = ["lora=rank16", "lora.lora_dropout=0.1"]
     assert "lora.lora_dropout: mode=corrected turns all dropout off" in message(SCPO, *overrides)
     assert scpo_config(SCPO, [*overrides, "mode=as_released"]).lora is not None
@@ -918,7 +918,7 @@ def test_dropout_of_lora_may_be_on_where_dropout_is() -> None:
         (["rollout=vllm_server", "+grpo.accelerator_config={split_batches: true}"], "drop grpo.accelerator_config"),
     ],
 )
-def test_sampling_ahead_is_refused_where_it_cannot_work(overrides: list[str], expected: str) -> None:
+def test_rollout_ahead_is_rejected_with_incompatible_settings(overrides: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         load_recipe(QUICKSTART, ["rollout.ahead=1", *overrides])
 
@@ -958,7 +958,7 @@ def named(recipe: Path, key: str, value: Any) -> str:
         ("global_rm.ddp_timeout", 9, "set scpo.ddp_timeout instead"),
     ],
 )
-def test_a_field_that_another_key_decides_or_that_does_harm_is_refused(key: str, value: Any, expected: str) -> None:
+def test_managed_or_unsafe_trl_field_is_rejected(key: str, value: Any, expected: str) -> None:
     found = named(SCPO if key.startswith("global_rm") else QUICKSTART, key, value)
     assert found.startswith(expected)
     assert PLANTED["HF_TOKEN"] not in found
@@ -989,7 +989,7 @@ def test_a_field_that_another_key_decides_or_that_does_harm_is_refused(key: str,
         ("deepspeed", "a --config_file of accelerate launch"),
     ],
 )
-def test_scpo_decides_the_same_fields_by_other_keys(section: str, field: str, instead: str) -> None:
+def test_managed_trl_field_of_scpo_error_names_the_key_to_set(section: str, field: str, instead: str) -> None:
     assert named(SCPO, f"{section}.{field}", "x").startswith(f"set {instead}")
 
 
@@ -1033,18 +1033,18 @@ def test_scpo_decides_the_same_fields_by_other_keys(section: str, field: str, in
         ("grpo.mask_truncated_completions", "maybe", "expected"),
     ],
 )
-def test_an_unknown_field_or_value_is_named(key: str, value: Any, expected: str) -> None:
+def test_unknown_trl_field_or_value_is_rejected(key: str, value: Any, expected: str) -> None:
     found = named(QUICKSTART, key, value)
     assert expected in found
     assert found.startswith(("no such field", f"got {value!r}, "))
 
 
-def test_the_schedules_are_those_of_transformers_that_need_no_evaluation_of_trls() -> None:
+def test_schedulers_are_those_of_transformers_without_metric_based_ones() -> None:
     others = {"reduce_lr_on_plateau", "greedy"}
     assert set(get_args(Scheduler)) == {each.value for each in SchedulerType} - others
 
 
-def test_fields_that_conf_does_not_name_can_be_set() -> None:
+def test_trl_fields_missing_from_conf_can_be_set() -> None:
     loaded = load_recipe(GRPO, ["grpo.top_p=0.9", "grpo.epsilon=0.1", "grpo.scale_rewards=batch"])
     assert loaded.grpo.model_extra == {"top_p": 0.9, "epsilon": 0.1, "scale_rewards": "batch"}
     scpo = load_config(SCPO, ["scpo.center_rewards_coefficient=0.01", "global_rm.weight_decay=0.1"])
@@ -1052,7 +1052,7 @@ def test_fields_that_conf_does_not_name_can_be_set() -> None:
     assert scpo.global_rm.model_extra == {"weight_decay": 0.1}
 
 
-def test_faults_of_our_keys_and_of_trls_are_listed_in_one_message() -> None:
+def test_schema_and_trl_faults_are_listed_in_one_error() -> None:
     found = message(QUICKSTART, "seed=-1", "grpo.num_generation=4", "sft.learning_rat=0.1")
     assert found.count("\n  - ") == 3
     found = message(SCPO, "scpo.max_steps=0", "scpo.report_to=[wandb]", "mode.ties=none", "seed=-1")
@@ -1060,7 +1060,7 @@ def test_faults_of_our_keys_and_of_trls_are_listed_in_one_message() -> None:
     assert message(PRISM, "seed=-1").count("\n  - ") == 1
 
 
-def test_the_home_folder_may_be_written_as_a_shell_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_in_model_path_expands_to_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/local")
     words = ["trainer=grpo", "model.scratch=null", 'model.path="~/judge"']
     assert load_recipe(QUICKSTART, words).model.path == "/home/local/judge"

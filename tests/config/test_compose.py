@@ -1,4 +1,4 @@
-"""A recipe, conf/ and overrides -> plain values, or a message that says what Hydra cannot compose."""
+"""Composition of a recipe, conf/ and overrides by Hydra, and the errors for what cannot be composed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_overrides_are_set_and_the_last_one_wins() -> None:
         ["~sft", "grpo.beta=1", "+grpo.new=2", "grpo.new=3"],
     ],
 )
-def test_overrides_are_set_as_hydra_sets_them(overrides: list[str]) -> None:
+def test_overrides_give_the_same_values_as_hydra(overrides: list[str]) -> None:
     text = QUICKSTART.read_text(encoding="utf-8")
     given = [override for word in overrides for override in composition._as_overrides(word)]
     expected = OmegaConf.to_container(composition._compose_with_hydra.__wrapped__(ASSETS, "quickstart", text, given))
@@ -48,7 +48,7 @@ def test_overrides_are_set_as_hydra_sets_them(overrides: list[str]) -> None:
         assert OmegaConf.to_container(composition._composed("quickstart", text, given)) == expected
 
 
-def test_a_recipe_says_how_it_differs_and_the_rest_comes_from_conf() -> None:
+def test_recipe_overrides_the_defaults_in_conf() -> None:
     conf = yaml.safe_load((ASSETS / "conf/trainer/shared/grpo.yaml").read_text(encoding="utf-8"))
     loaded, quickstart = load_recipe(GRPO), load_recipe(QUICKSTART)
     assert loaded.model.path == "Qwen/Qwen2.5-7B-Instruct"
@@ -59,23 +59,23 @@ def test_a_recipe_says_how_it_differs_and_the_rest_comes_from_conf() -> None:
     assert "recipe" in quickstart.model_dump()  # the line that launches a recipe is no key of it
 
 
-def test_a_recipe_of_ones_own_may_lie_anywhere(tmp_path: Path) -> None:
+def test_recipe_outside_the_checkout_loads(tmp_path: Path) -> None:
     loaded = load_recipe(a_recipe(tmp_path, HEAD + "seed: 11\ngrpo:\n  learning_rate: 2e-6\n"))
     assert (loaded.recipe, loaded.seed, loaded.grpo.learning_rate) == ("mine", 11, 2e-6)
 
 
-def test_a_path_below_the_checkout_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_path_is_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_recipe("recipes/quickstart.yaml").recipe == "quickstart"
 
 
 @pytest.mark.parametrize("name", ["7", "true", "1e3", "null"])
-def test_a_recipe_may_be_called_what_yaml_would_take_for_something_else(tmp_path: Path, name: str) -> None:
+def test_recipe_name_that_yaml_would_parse_stays_a_string(tmp_path: Path, name: str) -> None:
     assert load_recipe(a_recipe(tmp_path, HEAD, f"{name}.yaml"), ["run.name=x"]).recipe == name
 
 
 @pytest.mark.parametrize("name", ["with space", "Größe", "a(1)", "it's"])
-def test_the_checkout_may_lie_in_a_folder_of_any_name(
+def test_checkout_path_may_contain_special_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for part in ("conf", "recipes"):
@@ -84,7 +84,7 @@ def test_the_checkout_may_lie_in_a_folder_of_any_name(
     assert load_recipe(tmp_path / name / "recipes" / "quickstart.yaml").recipe == "quickstart"
 
 
-def test_files_beside_a_recipe_do_not_take_the_place_of_conf(tmp_path: Path) -> None:
+def test_files_next_to_a_recipe_do_not_shadow_conf(tmp_path: Path) -> None:
     # A run's own folder holds a config.yaml; a project of one's own may hold folders called data or model.
     a_recipe(tmp_path, "seed: 99\n", "config.yaml")
     (tmp_path / "model").mkdir()
@@ -93,12 +93,12 @@ def test_files_beside_a_recipe_do_not_take_the_place_of_conf(tmp_path: Path) -> 
     assert (loaded.seed, loaded.model.path) == (0, "Qwen/Qwen2.5-7B-Instruct")
 
 
-def test_an_unknown_option_in_a_recipe_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
+def test_unknown_option_in_a_recipe_error_lists_the_known_ones(tmp_path: Path) -> None:
     found = message(a_recipe(tmp_path, HEAD.replace("qwen2_5_7b", "qwen3_8")))
     assert all(option in found for option in ["qwen3_8", *group_options()["model"]])
 
 
-def test_an_unknown_recipe_is_an_error_that_suggests_the_nearest_or_lists_them(tmp_path: Path) -> None:
+def test_unknown_recipe_error_suggests_the_nearest_or_lists_all(tmp_path: Path) -> None:
     found = message("recipes/quikstart.yaml")
     assert "recipes/quikstart.yaml: no such file; did you mean 'quickstart'?" in found
     unlike = message("nofile.yaml")
@@ -106,7 +106,7 @@ def test_an_unknown_recipe_is_an_error_that_suggests_the_nearest_or_lists_them(t
     assert "no such file" in message(tmp_path / "quickstart.yaml")  # it is not taken from elsewhere
 
 
-def test_a_recipe_inherits_one_that_comes_with_the_package(tmp_path: Path) -> None:
+def test_recipe_inherits_from_a_packaged_recipe(tmp_path: Path) -> None:
     child = "defaults:\n  - /recipes/quickstart\n  - override /data: jsonl\n  - _self_\n\ngrpo: {max_steps: 7}\n"
     values = a_recipe(tmp_path, child + "data: {path: mine.jsonl}\n")
     loaded, parent = load_recipe(values), load_recipe("quickstart")
@@ -121,13 +121,13 @@ def test_a_recipe_inherits_one_that_comes_with_the_package(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("parent", "near"), [("/recipes/quikstart", "did you mean 'quickstart'?"), ("mine", "")])
-def test_a_parent_that_is_none_lists_those_there_are(tmp_path: Path, parent: str, near: str) -> None:
+def test_unknown_parent_recipe_error_lists_the_available_ones(tmp_path: Path, parent: str, near: str) -> None:
     found = message(a_recipe(tmp_path, f"defaults:\n  - {parent}\n  - _self_\n"))
     assert near in found
     assert "(/recipes/NAME: ablations, ablations_quickstart, carb, " in found
 
 
-HIDDEN = [
+FORBIDDEN_INTERPOLATIONS = [
     "${oc.env:HF_TOKEN}",
     "x/${oc.decode:${oc.env:HF_TOKEN}}",
     "${ oc.env:NO_SUCH_VARIABLE,x}",
@@ -138,8 +138,10 @@ HIDDEN = [
 ]
 
 
-@pytest.mark.parametrize("value", HIDDEN)
-def test_no_value_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+@pytest.mark.parametrize("value", FORBIDDEN_INTERPOLATIONS)
+def test_interpolations_cannot_read_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     monkeypatch.setenv("HF_TOKEN", PLANTED["HF_TOKEN"])
     inherited = "defaults:\n  - /recipes/quickstart\n  - _self_\n"
     keys = f'model:\n  chat_template_kwargs: {{key: "{value}"}}\n'
@@ -155,14 +157,14 @@ def test_no_value_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pyt
     assert PLANTED["HF_TOKEN"] not in in_defaults
 
 
-def test_interpolations_refer_to_other_keys_and_the_time(tmp_path: Path) -> None:
+def test_interpolations_can_use_other_keys_and_the_time(tmp_path: Path) -> None:
     assert load_recipe(a_recipe(tmp_path, HEAD + "# not ${oc.env:HF_TOKEN}\n")).seed == 0
     assert load_recipe(GRPO, ["data=jsonl", "data.path=${recipe}/x"]).data.path == "tal_grpo/x"
     assert re.fullmatch(r"tal_grpo-\d{8}-\d{6}-\d{6}", load_recipe(GRPO).run.name)
     assert OmegaConf.create({"home": "${oc.env:HOME}"}).home == os.environ["HOME"]  # elsewhere it works as before
 
 
-def test_aliases_that_multiply_or_never_end_are_refused_at_once(tmp_path: Path) -> None:
+def test_exponential_or_recursive_yaml_aliases_are_rejected_quickly(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
     long = f"a: &a {'x' * 100_000}\nb: [{'*a, ' * 9_000}]"
@@ -183,7 +185,7 @@ def test_aliases_that_multiply_or_never_end_are_refused_at_once(tmp_path: Path) 
     ],
     ids=["texts", "lists", "a long list", "a long text"],
 )
-def test_interpolations_that_multiply_are_refused_at_once(tmp_path: Path, values: list[object]) -> None:
+def test_exponential_interpolations_are_rejected(tmp_path: Path, values: list[object]) -> None:
     recipe = a_recipe(tmp_path, HEAD + yaml.safe_dump({f"a{i}": value for i, value in enumerate(values)}))
     assert "expand to more than 2,000 values" in message(recipe)
 
@@ -196,7 +198,7 @@ def test_interpolations_that_multiply_are_refused_at_once(tmp_path: Path, values
         "# @package hydra\n" + HEAD,
     ],
 )
-def test_what_is_hydras_own_is_refused_in_a_recipe(tmp_path: Path, text: str) -> None:
+def test_hydra_keys_in_a_recipe_are_rejected(tmp_path: Path, text: str) -> None:
     assert "Hydra's own keys (hydra, hydra/..., @package) have no effect" in message(a_recipe(tmp_path, text))
 
 
@@ -229,7 +231,7 @@ def test_what_is_hydras_own_is_refused_in_a_recipe(tmp_path: Path, text: str) ->
         ("data.pathh=x", "data.pathh: no such key; did you mean 'data.path'?"),
     ],
 )
-def test_a_faulty_override_is_named_with_a_remedy(override: str, expected: str) -> None:
+def test_invalid_override_is_rejected_with_a_remedy(override: str, expected: str) -> None:
     assert expected in message(GRPO, override)
 
 
@@ -237,11 +239,11 @@ UNREADABLE = ["seed", "", "a b=3", "seed='", "run.name=${nope}", "data.languages
 
 
 @pytest.mark.parametrize("override", [*UNREADABLE, f"seed={'[' * 2000}"], ids=lambda text: text[:20])
-def test_an_override_that_cannot_be_read_is_an_error(override: str) -> None:
+def test_unparsable_override_is_rejected(override: str) -> None:
     assert message(GRPO, override)
 
 
-NO_RECIPES = {
+INVALID_RECIPES = {
     "empty": "",
     "a text": "just text",
     "a list": "- a\n- b\n",
@@ -257,20 +259,20 @@ NO_RECIPES = {
 }
 
 
-@pytest.mark.parametrize("text", NO_RECIPES.values(), ids=NO_RECIPES)
-def test_a_file_that_is_no_recipe_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", INVALID_RECIPES.values(), ids=INVALID_RECIPES)
+def test_invalid_recipe_file_error_names_the_file(tmp_path: Path, text: str) -> None:
     (recipe := tmp_path / "mine.yaml").write_bytes(text.encode(errors="surrogateescape"))
     found = message(recipe)
     assert re.search(r"mine\.yaml[ :]+\S", found)
     assert "a_recipe" not in found
 
 
-def test_a_file_of_something_else_is_no_recipe(tmp_path: Path) -> None:
+def test_csv_file_is_rejected_as_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("prompt,chosen,rejected\n?,!,.\n")
     assert "rows.csv: not a recipe, expected YAML whose `defaults` begin with" in message(tmp_path / "rows.csv")
 
 
-def test_a_recipe_called_as_the_defaults_are_does_not_go_round_in_circles(tmp_path: Path) -> None:
+def test_recipe_named_config_does_not_recurse(tmp_path: Path) -> None:
     path = a_recipe(tmp_path, HEAD, "config.yaml")
     try:
         assert load_recipe(path).recipe == "config"

@@ -1,4 +1,4 @@
-"""Tables of rows as files of every kind, as other people's data comes."""
+"""Rows written as files of every supported type, as in third-party data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Culture cards and opinion cards: their texts, their items, and what scores without judging."""
+"""Culture cards and opinion cards: their texts, their items, and how trivial baselines score on them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SPLIT_CHOICES = [
 # --- the cards ---
 
 
-def test_100_cards_of_four_domains_have_a_question_and_ten_facts_in_ten_languages() -> None:
+def test_cards_have_a_question_and_ten_facts_in_ten_languages() -> None:
     assert {culture: about["language"] for culture, about in cultures().items()} == CULTURES
     assert Counter(card.domain for card in CARDS) == dict.fromkeys(("commonsense", "value", "safety", "linguistic"), 25)
     assert len(CARD_OF) == 100
@@ -70,7 +70,7 @@ def test_100_cards_of_four_domains_have_a_question_and_ten_facts_in_ten_language
     assert [culture for culture, about in cultures().items() if set(about["place"]) != LANGUAGES] == []
 
 
-def test_texts_are_distinct_have_their_slots_and_hold_nothing_that_would_break_a_prompt_or_a_rubric() -> None:
+def test_card_texts_are_distinct_and_safe_in_prompts() -> None:
     breaking = re.compile(r"[\n\r\t<>|$\u200b-\u200f\u2060\ufeff]|^\s|\s$|^$")
     for language in LANGUAGES:
         questions = [card.question[language] for card in CARDS]
@@ -84,7 +84,7 @@ def test_texts_are_distinct_have_their_slots_and_hold_nothing_that_would_break_a
             assert language != "en" or [text for text in facts if NAMES.search(text)] == []  # no culture is named
 
 
-def test_where_a_fact_holds_elsewhere_too_names_other_cultures_of_the_card_once() -> None:
+def test_also_lists_other_cultures_of_the_card_without_repeats() -> None:
     for card in CARDS:
         for culture, others in card.also.items():
             assert isinstance(others, list)
@@ -94,7 +94,7 @@ def test_where_a_fact_holds_elsewhere_too_names_other_cultures_of_the_card_once(
             assert culture not in others, card.name
 
 
-def test_nearly_every_fact_is_in_some_flip_set_of_four() -> None:
+def test_nearly_every_fact_is_in_a_flip_set_of_four() -> None:
     left = {
         (card.group, culture)
         for card in CARDS
@@ -116,7 +116,7 @@ def splits(languages: tuple[str, ...], split: str) -> Splits:
     return load(data_section(languages=list(languages), split=split, sets_per_group=10))
 
 
-def test_an_item_asks_about_the_culture_whose_fact_alone_holds_for_it() -> None:
+def test_best_response_is_the_only_fact_valid_for_the_culture() -> None:
     groups = ["cold_remedy", "childrens_game", "work_custom"]  # where facts hold elsewhere too
     every = read(languages=["en", "own"], sets_per_group=None, groups=groups)
     for item in [*read(languages=["en", "ja", "own"], sets_per_group=1), *every]:
@@ -131,7 +131,7 @@ def test_an_item_asks_about_the_culture_whose_fact_alone_holds_for_it() -> None:
 
 
 @pytest.mark.parametrize("size", range(2, 9))
-def test_items_have_the_number_of_responses_asked_for(size: int) -> None:
+def test_num_responses_sets_the_number_of_responses(size: int) -> None:
     items = read(num_responses=size, sets_per_group=1)
     assert {len(item.responses) for item in items} == {size}
     assert {item.culture for item in items} == set(CULTURES)
@@ -140,7 +140,7 @@ def test_items_have_the_number_of_responses_asked_for(size: int) -> None:
 @pytest.mark.parametrize(
     ("languages", "expected"), [(["en", "en"], {"en"}), (["own"], LANGUAGES), (["en", "own"], LANGUAGES)]
 )
-def test_no_item_is_read_twice(languages: list[str], expected: set[str]) -> None:
+def test_item_ids_are_unique_for_repeated_languages(languages: list[str], expected: set[str]) -> None:
     items = read(languages=languages)
     assert len({item.id for item in items}) == len(items)
     assert {item.language for item in items} == expected
@@ -148,7 +148,7 @@ def test_no_item_is_read_twice(languages: list[str], expected: set[str]) -> None
         assert {(item.culture, item.language) for item in items} == set(CULTURES.items())
 
 
-def test_english_items_are_whole_flip_sets_that_ask_about_no_culture_much_more_often_than_another() -> None:
+def test_english_items_are_complete_flip_sets_balanced_by_culture() -> None:
     items = read(sets_per_group=10)
     sets = flip_sets(items)
     assert sum(map(len, sets)) == len(items)
@@ -159,7 +159,7 @@ def test_english_items_are_whole_flip_sets_that_ask_about_no_culture_much_more_o
     assert max(counts.values()) < 1.25 * min(counts.values())
 
 
-def test_a_limit_takes_so_many_sets_of_the_groups_asked_for_and_the_seed_decides_which() -> None:
+def test_sets_per_group_samples_flip_sets_by_seed() -> None:
     groups = ["hot_drink", "table_taboo", "lucky_charm"]
     few, other = read(groups=groups, sets_per_group=2), read(groups=groups, sets_per_group=2, seed=1)
     assert Counter(item.group for item in few) == dict.fromkeys(groups, 8)
@@ -168,7 +168,7 @@ def test_a_limit_takes_so_many_sets_of_the_groups_asked_for_and_the_seed_decides
     assert {item.id for item in few} != {item.id for item in other} < every
 
 
-def test_another_process_with_other_string_hashes_reads_the_same_items() -> None:
+def test_items_do_not_depend_on_pythonhashseed() -> None:
     program = """
 import hashlib
 from think_as_locals.config.checks import load_recipe
@@ -192,9 +192,7 @@ print(hashlib.sha256("\\n".join(item.id for item in items).encode()).hexdigest()
         (read_opinion_cards, {"groups": ["hot_drinks"]}, "no question group 'hot_drinks' in .*; known: .*hot_drink"),
     ],
 )
-def test_an_unknown_language_or_group_is_an_error_that_lists_the_known_ones(
-    reader: Any, asked: dict[str, Any], message: str
-) -> None:
+def test_unknown_language_or_group_error_lists_the_known_ones(reader: Any, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         list(reader(data_section(**asked), 0))
 
@@ -203,9 +201,7 @@ def test_an_unknown_language_or_group_is_an_error_that_lists_the_known_ones(
 
 
 @pytest.mark.parametrize(("languages", "split"), SPLIT_CHOICES)
-def test_neither_trait_nor_position_tells_the_answer_and_the_test_side_is_a_fifth_of_all_cultures_and_domains(
-    languages: tuple[str, ...], split: str
-) -> None:
+def test_traits_and_position_score_at_chance_and_test_split_is_balanced(languages: tuple[str, ...], split: str) -> None:
     both = splits(languages, split)
     for items in (both.test, both.train + both.test):
         assert len(items) > 700
@@ -218,7 +214,7 @@ def test_neither_trait_nor_position_tells_the_answer_and_the_test_side_is_a_fift
 
 
 @pytest.mark.parametrize(("languages", "split"), [(("en",), "group"), (("en", "own"), "group"), (("en",), "pairing")])
-def test_flip_sets_are_whole_on_both_sides(languages: tuple[str, ...], split: str) -> None:
+def test_flip_sets_are_complete_in_both_splits(languages: tuple[str, ...], split: str) -> None:
     both = splits(languages, split)
     for side in (both.train, both.test):
         english = [item for item in side if item.language == "en"]
@@ -229,7 +225,7 @@ def test_flip_sets_are_whole_on_both_sides(languages: tuple[str, ...], split: st
 
 # --- opinion cards ---
 
-FEW = (
+FEW_GROUPS = (
     *("everyday_breakfast", "street_snack", "greeting_gesture", "lucky_charm"),
     *("gift_taboo", "warned_about", "idiom_heavy_rain", "idiom_very_easy"),
 )
@@ -248,7 +244,7 @@ def custom(item: Item, place: int) -> tuple[str, str]:
 @cache
 def fitted() -> tuple[dict[tuple[str, str], float], float]:
     """Worth of every custom in log-odds, and what is added to one's own: the likeliest ones, by Newton's method."""
-    items = opinions(FEW)
+    items = opinions(FEW_GROUPS)
     names = sorted({custom(item, place) for item in items for place in (0, 1)})
     column = {name: i for i, name in enumerate(names)}
     x: NDArray[np.float64] = np.zeros((len(items), len(names) + 1))
@@ -264,7 +260,7 @@ def fitted() -> tuple[dict[tuple[str, str], float], float]:
     return dict(zip(names, worth[:-1].tolist(), strict=True)), float(worth[-1])
 
 
-def test_people_have_their_pairs_with_the_preferred_custom_first_and_half_of_them_hold_one_of_ones_own() -> None:
+def test_opinion_cards_give_each_person_pairs_and_the_own_custom_share() -> None:
     items = opinions()
     assert Counter(item.culture for item in items) == dict.fromkeys(CULTURES, PEOPLE * PAIRS)
     assert set(Counter(item.group for item in items).values()) == {PAIRS}
@@ -281,16 +277,16 @@ def test_people_have_their_pairs_with_the_preferred_custom_first_and_half_of_the
     assert np.mean([item.culture in item.origins for item in items]) == pytest.approx(OWN_SHARE, abs=0.02)
 
 
-def test_no_prompt_of_the_hundred_names_a_country_and_groups_limit_them() -> None:
+def test_opinion_prompts_name_no_country_and_groups_limit_them() -> None:
     places = {about["place"]["en"] for about in cultures().values()}
     prompts = {item.prompt for item in opinions()}
     assert prompts == set(GROUP_OF)
     assert [prompt for prompt in prompts if NAMES.search(prompt) or "{" in prompt] == []
     assert [prompt for prompt in prompts for place in places if place in prompt] == []
-    assert {GROUP_OF[item.prompt] for item in opinions(FEW)} == set(FEW)
+    assert {GROUP_OF[item.prompt] for item in opinions(FEW_GROUPS)} == set(FEW_GROUPS)
 
 
-def test_popularity_spreads_and_ones_own_is_worth_more_as_documented() -> None:
+def test_fitted_popularity_and_own_bonus_match_the_constants() -> None:
     worth, own = fitted()
     assert own == pytest.approx(OWN, abs=0.2)
     of_group = defaultdict(list)
@@ -300,18 +296,18 @@ def test_popularity_spreads_and_ones_own_is_worth_more_as_documented() -> None:
     assert spread == pytest.approx(POPULARITY, abs=0.35)
 
 
-def test_what_is_popular_is_so_with_people_of_all_countries() -> None:
+def test_popularity_predicts_foreign_pairs_in_every_country() -> None:
     """Where neither custom is one's own, one fit for everybody is right about each country."""
     worth, _ = fitted()
     for culture in CULTURES:
-        foreign = [item for item in opinions(FEW) if item.culture == culture and culture not in item.origins]
+        foreign = [item for item in opinions(FEW_GROUPS) if item.culture == culture and culture not in item.origins]
         odds = [worth[custom(item, 0)] - worth[custom(item, 1)] for item in foreign]
         # The share of pairs that go the likelier way, as observed and as expected.
         assert np.mean(np.array(odds) > 0) == pytest.approx(expit(np.abs(odds)).mean(), abs=0.06), culture
 
 
-def test_a_country_has_a_minoritys_view_where_its_customs_are_unpopular() -> None:
-    own = [item for item in opinions(FEW) if item.culture in item.origins]
+def test_own_custom_is_often_preferred_even_when_unpopular() -> None:
+    own = [item for item in opinions(FEW_GROUPS) if item.culture in item.origins]
     worth, _ = fitted()
     unpopular = []
     for item in own:
@@ -322,10 +318,10 @@ def test_a_country_has_a_minoritys_view_where_its_customs_are_unpopular() -> Non
     assert 0.5 < np.mean(unpopular) < 0.75  # preferred all the same, though by no means always
 
 
-def test_the_seed_is_who_the_people_are_and_what_is_popular() -> None:
+def test_seed_decides_opinion_preferences() -> None:
     groups = ("lucky_charm", "street_snack")
     assert opinions(groups, 3) == opinions.__wrapped__(groups, 3)
-    first, other = opinions(FEW, 0), opinions(FEW, 1)
+    first, other = opinions(FEW_GROUPS, 0), opinions(FEW_GROUPS, 1)
     assert [item.id for item in first] == [item.id for item in other]
     likely = [Counter((custom(i, 0), custom(i, 1)) for i in items) for items in (first, other)]
     common = likely[0].keys() & likely[1].keys()

@@ -1,4 +1,4 @@
-"""Edited pairs of a file: what a row changes, and what is wrong with rows."""
+"""Edits read from a file: what a row changes, and how invalid rows are reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(folder: Path, *rows: dict[str, Any], items: list[Item] = ITEMS) -> Any:
     return read_edits(write(folder / "edits.jsonl", list(rows)), items)
 
 
-def test_an_edit_changes_what_its_row_names_and_nothing_else(tmp_path: Path) -> None:
+def test_edit_changes_only_the_fields_of_its_row(tmp_path: Path) -> None:
     responses = ["ご飯", "パン", "スープ"]
     rows = [
         {"item": "jp-1", "probe": "RC", "prompt": "What do people eat, 1?", "provenance": {"model": "m"}},
@@ -55,7 +55,7 @@ def test_an_edit_changes_what_its_row_names_and_nothing_else(tmp_path: Path) -> 
     assert [(after.prompt, after.best, after.culture) for _, after, _ in found["RP"]] == [(rows[3]["prompt"], 1, "JP")]
 
 
-def test_a_row_may_bring_its_item_which_is_measured_whatever_is_evaluated(tmp_path: Path) -> None:
+def test_row_with_its_own_item_is_kept_for_any_evaluated_items(tmp_path: Path) -> None:
     own = dataclasses.replace(ITEMS[0], id="elsewhere")
     found = read(
         tmp_path,
@@ -85,13 +85,13 @@ def test_a_row_may_bring_its_item_which_is_measured_whatever_is_evaluated(tmp_pa
         ({"item": 3}, "item must be a non-blank string, got 3"),
     ],
 )
-def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+def test_invalid_row_error_names_file_and_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     good = {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"}
     with pytest.raises(DataError, match=rf"^[^\n]*edits\.jsonl:2: {message}"):
         read(tmp_path, good | {"item": "jp-1"}, good | row)
 
 
-def test_two_edits_of_a_kind_and_many_faults_are_named(tmp_path: Path) -> None:
+def test_duplicate_edits_are_rejected_and_long_errors_shortened(tmp_path: Path) -> None:
     row = {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"}
     with pytest.raises(DataError, match=r":2: item 'jp-0' has a RC edit already, in .*edits\.jsonl:1"):
         read(tmp_path, row, row)

@@ -1,4 +1,4 @@
-"""Rules for a model's edits: what keeps them, what breaks which, and which items are not asked about."""
+"""Rules for a model's edits: which edits pass, which rule an edit breaks, and which items are skipped."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check(
     return broken_rules(probe, item, Texts(prompt, responses or item.responses), target)
 
 
-def test_sound_edits_keep_every_rule() -> None:
+def test_valid_edits_break_no_rule() -> None:
     assert check("CC", ITEM.prompt, HUG, SHAKE, KISS) == []
     assert check("RC", NO_LABEL, WAI, BARE, KISS) == []
     assert check("CL", ITEM.prompt, *IN_GERMAN, language="de") == []
@@ -96,9 +96,7 @@ def test_sound_edits_keep_every_rule() -> None:
         ("RP", REPHRASED.prompt, IN_GERMAN, "language"),
     ],
 )  # fmt: skip
-def test_what_changes_something_else_breaks_a_rule(
-    probe: Edit, prompt: str, responses: tuple[str, ...], rule: str
-) -> None:
+def test_invalid_edit_breaks_the_expected_rule(probe: Edit, prompt: str, responses: tuple[str, ...], rule: str) -> None:
     language = "de" if probe == "CL" else "en"
     assert rule in check(probe, prompt, *responses, language=language)
 
@@ -113,7 +111,7 @@ def in_thai(**changes: Any) -> Item:
     return make_item(**fields | changes)
 
 
-def test_scripts_without_spaces_are_compared_by_characters_and_translated_by_their_size() -> None:
+def test_rules_apply_to_scripts_without_spaces() -> None:
     item = in_thai()
     one, two = item.responses
     assert check("RC", "คนทักทายผู้ใหญ่ในงานแต่งงานอย่างไร", one, two, item=item) == []
@@ -125,7 +123,7 @@ def test_scripts_without_spaces_are_compared_by_characters_and_translated_by_the
     assert check("CL", item.prompt, *chinese, item=item, language="zh") == []
 
 
-def test_a_response_in_another_language_than_its_row_says_may_stay_so() -> None:
+def test_response_in_another_language_may_keep_that_language() -> None:
     english = "People press their palms together and bow a little before they sit down with the elders."
     item = in_thai(responses=(english, "จับมือแล้วมองตาผู้ใหญ่"))
     said = "With palms joined and a slight bow people greet the elders, and then they take a seat."
@@ -134,7 +132,7 @@ def test_a_response_in_another_language_than_its_row_says_may_stay_so() -> None:
     assert check("RP", prompt, said, "They shake hands and look the elder in the eyes.", item=item) == ["language"]
 
 
-def test_what_cannot_be_edited_is_not_asked_about_and_why() -> None:
+def test_why_not_asked_gives_the_reason_or_none() -> None:
     assert all(skip_reason(probe, ITEM, "en") is None for probe in get_args(Edit) if probe != "CL")
     assert skip_reason("CC", make_item(culture=None), "en") == "it has no culture"
     assert skip_reason("RC", make_item(), "en") == "no known name of the culture is in it"
@@ -159,11 +157,11 @@ def test_what_cannot_be_edited_is_not_asked_about_and_why() -> None:
         ({"language": "th", "source": "blend"}, "th"),
     ],
 )
-def test_what_is_in_the_target_language_gets_that_of_the_culture(changes: dict[str, Any], expected: str | None) -> None:
+def test_target_language_is_that_of_the_culture(changes: dict[str, Any], expected: str | None) -> None:
     assert target_language(make_item(**changes), "en") == expected
 
 
-def test_an_answer_is_read_as_the_json_object_in_it() -> None:
+def test_read_answer_extracts_the_json_object() -> None:
     texts = Texts(NO_LABEL, (WAI, BARE, KISS))
     answer = json.dumps({"prompt": texts.prompt, "responses": texts.responses}, ensure_ascii=False)
     assert read_answer("RC", ITEM, answer) == texts
@@ -190,19 +188,19 @@ def test_an_answer_is_read_as_the_json_object_in_it() -> None:
         '{"a":' * 100_000 + "}",
     ],
 )
-def test_an_answer_without_the_texts_is_none(answer: str) -> None:
+def test_read_answer_is_none_without_the_expected_texts(answer: str) -> None:
     assert read_answer("RC", ITEM, answer) is None
     assert read_answer("CC", ITEM, answer) is None
 
 
 @given(st.text(max_size=80), st.sampled_from(get_args(Edit)))
-def test_no_answer_raises(text: str, probe: Edit) -> None:
+def test_read_answer_never_raises(text: str, probe: Edit) -> None:
     for answer in (text, "{" + text + "}", json.dumps({"prompt": text, "response": text, "responses": [text] * 3})):
         after = read_answer(probe, ITEM, answer)
         assert after is None or set(broken_rules(probe, ITEM, after, "de" if probe == "CL" else None)) <= {*EDIT_RULES}
 
 
-def test_every_probe_has_its_prompt_with_the_texts_of_the_item_as_json() -> None:
+def test_request_holds_the_item_texts_as_json() -> None:
     hostile = make_item(prompt='Say "$language" and {x}', responses=("$material", "b"), culture="TH")
     for probe in get_args(Edit):
         asked = request_text(probe, hostile, "Thailand", "Japanese")
@@ -213,7 +211,7 @@ def test_every_probe_has_its_prompt_with_the_texts_of_the_item_as_json() -> None
     assert "into Japanese." in request_text("CL", hostile, "Thailand", "Japanese")
 
 
-def test_sentences_of_the_cards_are_as_long_as_their_translations_by_the_rule() -> None:
+def test_length_rule_accepts_all_card_translations() -> None:
     from think_as_locals.data.cards import cards
 
     pairs = [

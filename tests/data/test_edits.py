@@ -1,4 +1,4 @@
-"""Edits for the spurious-feature probes: what they change, what they leave, where they do not apply."""
+"""Edits for the spurious-feature probes: what they change, what they keep, and where they do not apply."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def changed(before: Item, after: Item) -> set[str]:
 # --- CC: another culture's answer ---
 
 
-def test_the_best_response_gives_way_to_another_cultures_answer_and_nothing_else_changes(
-    blend_items: list[Item],
-) -> None:
+def test_change_concept_replaces_only_the_best_response(blend_items: list[Item]) -> None:
     concepts = edits.other_concepts(blend_items)
     answers = dict(zip(("GB", "US", "CN", "MX", "GR", "IR"), (answer for _, answer in REGIONS.values()), strict=True))
     for item in blend_items:
@@ -78,7 +76,7 @@ def test_the_best_response_gives_way_to_another_cultures_answer_and_nothing_else
         assert edited.responses[item.best] == answers[origin] != answers[str(item.culture)]
 
 
-def test_an_answer_that_no_item_offers_as_wrong_is_not_taken() -> None:
+def test_change_concept_uses_only_answers_known_to_be_wrong() -> None:
     # That the Dutch eat bread as well is not known to be wrong of Japan.
     item, other = an_item(), an_item(id="2", culture="NL", responses=("cheese", "rice"), origins=("NL", "JP"))
     assert edits.change_concept(item, edits.other_concepts([item, other])) is None
@@ -92,7 +90,7 @@ def test_an_answer_that_no_item_offers_as_wrong_is_not_taken() -> None:
 @pytest.mark.parametrize(
     "change", [{"group": "lunch"}, {"language": "ja"}, {"source": "theirs"}, {"culture": "KR"}, {"origins": ()}]
 )
-def test_concepts_are_of_the_same_question_culture_language_and_source(change: dict[str, Any]) -> None:
+def test_concepts_match_group_culture_language_and_source(change: dict[str, Any]) -> None:
     concepts = edits.other_concepts([an_item(id="3", responses=("rice", "cheese"), origins=("JP", "NL"))])
     assert edits.change_concept(an_item(), concepts) is not None
     assert edits.change_concept(an_item(**change), concepts) is None
@@ -103,7 +101,7 @@ def test_concepts_are_of_the_same_question_culture_language_and_source(change: d
     assert [pair.after.responses[0] for pair in edits.edited_pairs([an_item()], [beside])["CC"]] == ["cheese"]
 
 
-def test_the_place_of_the_other_answers_in_the_data_does_not_decide_which_is_taken() -> None:
+def test_change_concept_does_not_depend_on_item_order() -> None:
     items = cards("en")
     there, back = edits.other_concepts(items), edits.other_concepts(items[::-1])
     assert [edits.change_concept(item, there) for item in items] == [edits.change_concept(item, back) for item in items]
@@ -138,7 +136,7 @@ def test_the_place_of_the_other_answers_in_the_data_does_not_decide_which_is_tak
         ("TH", "th", "คนในประเทศไทยกินอะไร", "คนกินอะไร"),
     ],
 )
-def test_the_words_that_name_the_place_are_cut_out(culture: str, language: str, prompt: str, left: str) -> None:
+def test_remove_label_cuts_the_place_from_the_prompt(culture: str, language: str, prompt: str, left: str) -> None:
     item = an_item(culture=culture, language=language, prompt=prompt)
     edited = edits.remove_label(item)
     assert edited is not None
@@ -165,13 +163,13 @@ def test_the_words_that_name_the_place_are_cut_out(culture: str, language: str, 
         ("XX", "xx", "?"),
     ],
 )
-def test_where_a_trace_would_stay_or_nothing_is_named_it_does_not_apply(
+def test_remove_label_is_none_if_the_place_cannot_be_removed_cleanly(
     culture: str | None, language: str, prompt: str
 ) -> None:
     assert edits.remove_label(an_item(culture=culture, language=language, prompt=prompt)) is None
 
 
-def test_in_english_the_prompts_of_a_flip_set_become_the_same(blend_items: list[Item]) -> None:
+def test_remove_label_makes_english_prompts_of_a_flip_set_equal(blend_items: list[Item]) -> None:
     for items in (blend_items, cards("en")):
         for members in flip_sets([item for item in items if item.language == "en"]):
             left = [edits.remove_label(item) for item in members]
@@ -179,7 +177,7 @@ def test_in_english_the_prompts_of_a_flip_set_become_the_same(blend_items: list[
             assert len({item.best for item in left if item}) == len(members) == len(left)
 
 
-def test_every_card_in_every_language_loses_the_place_and_keeps_the_question() -> None:
+def test_remove_label_works_on_every_card_in_every_language() -> None:
     for card in culture_cards.cards():
         for culture, about in culture_cards.cultures().items():
             for language in ("en", about["language"]):
@@ -197,7 +195,7 @@ def test_every_card_in_every_language_loses_the_place_and_keeps_the_question() -
 # --- RP: a frame ---
 
 
-def test_a_frame_holds_the_prompt_and_the_responses_as_they_were() -> None:
+def test_rephrase_adds_a_prefix_to_prompt_and_responses() -> None:
     for item in cards("own"):
         edited = edits.rephrase(item)
         assert edited is not None
@@ -209,7 +207,7 @@ def test_a_frame_holds_the_prompt_and_the_responses_as_they_were() -> None:
         assert len(prefixes.pop()) > 1
 
 
-def test_flip_sets_stay_flip_sets_and_blends_responses_are_framed_in_english(blend_items: list[Item]) -> None:
+def test_rephrase_keeps_flip_sets_and_frames_blend_responses_in_english(blend_items: list[Item]) -> None:
     items = cards("en")
     framed = [edited for item in items if (edited := edits.rephrase(item))]
     assert len(flip_sets(framed)) == len(flip_sets(items)) > 50
@@ -218,7 +216,7 @@ def test_flip_sets_stay_flip_sets_and_blends_responses_are_framed_in_english(ble
     assert [edited.prompt.isascii() for edited in framed] == [item.prompt.isascii() for item in blend_items]
 
 
-def test_a_text_that_looks_like_a_slot_stays_as_it_is_and_a_language_without_frames_has_none() -> None:
+def test_rephrase_keeps_braces_and_is_none_for_unknown_languages() -> None:
     edited = edits.rephrase(an_item(prompt="What is {text}?"))
     assert edited is not None
     assert edited.prompt.endswith("What is {text}?")
@@ -228,7 +226,7 @@ def test_a_text_that_looks_like_a_slot_stays_as_it_is_and_a_language_without_fra
 # --- CL: the responses in another language ---
 
 
-def test_an_item_gets_the_responses_of_the_item_that_asks_the_same_in_another_language() -> None:
+def test_language_pairs_swap_responses_between_languages() -> None:
     english = an_item()
     german = an_item(id="2", language="de", responses=("Tortillas", "Reis", "Brot"), origins=("MX", "JP", "DE"), best=1)
     arabic = an_item(id="3", language="ar", responses=("أرز", "خبز", "تورتيلا"))
@@ -242,7 +240,7 @@ def test_an_item_gets_the_responses_of_the_item_that_asks_the_same_in_another_la
         assert (changed(before, after), after.id) == ({"id", "responses"}, f"{before.id}#CL")
 
 
-def test_blends_responses_are_in_english_in_every_language(blend_items: list[Item]) -> None:
+def test_language_pairs_do_not_apply_to_blend(blend_items: list[Item]) -> None:
     assert edits.language_pairs(blend_items) == []
     assert (
         edits.no_edit_reason("CL", blend_items[0])
@@ -250,7 +248,7 @@ def test_blends_responses_are_in_english_in_every_language(blend_items: list[Ite
     )
 
 
-def test_the_other_side_of_a_card_is_read_from_the_card() -> None:
+def test_language_pairs_of_cards_use_the_facts_of_the_card() -> None:
     english, own = edits.language_pairs(cards("en")), edits.language_pairs(cards("own"))
     assert len(english) == sum(item.culture != "US" for item in cards("en"))
     assert len(own) == sum(item.language != "en" for item in cards("own"))
@@ -263,7 +261,7 @@ def test_the_other_side_of_a_card_is_read_from_the_card() -> None:
         assert changed(before, after) == {"id", "responses"}
 
 
-def test_all_edits_of_items_come_in_their_order(blend_items: list[Item]) -> None:
+def test_edited_pairs_keep_the_order_of_items(blend_items: list[Item]) -> None:
     found = edits.edited_pairs(blend_items)
     assert list(found) == ["CC", "RC", "CL", "RP"]
     for name in ("CC", "RC", "RP"):

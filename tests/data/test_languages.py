@@ -58,11 +58,11 @@ OWN_NAMES = {  # English names and peoples, and those of the country itself
 
 
 @pytest.mark.parametrize("code", OWN_NAMES)
-def test_a_country_is_known_by_its_people_and_in_its_own_language(code: str) -> None:
+def test_culture_code_knows_demonyms_and_native_names(code: str) -> None:
     assert {name: culture_code(name) for name in OWN_NAMES[code]} == dict.fromkeys(OWN_NAMES[code], code)
 
 
-def test_every_country_is_known_by_its_name_in_ten_languages() -> None:
+def test_culture_code_knows_every_country_in_ten_languages() -> None:
     languages = ("ar", "zh", "en", "de", "ja", "ko", "ru", "es", "th", "vi")
     english = [code for code in Locale("en").territories if culture_code(code) == code]
     countries = [(code, Locale(tag).territories.get(code, code)) for tag in languages for code in english]
@@ -79,17 +79,17 @@ def test_every_country_is_known_by_its_name_in_ten_languages() -> None:
         *((name, None) for name in ("Sundanese", "Arab", "Arabic-speaking countries", "West Java", "Hausa", "")),
     ],
 )
-def test_a_misspelt_country_is_told_from_the_name_of_a_region_or_people(name: str, meant: str | None) -> None:
+def test_similar_country_corrects_typos_but_not_region_names(name: str, meant: str | None) -> None:
     assert similar_country(name) == meant
 
 
 @pytest.mark.parametrize(("name", "tag"), TAGS.items())
-def test_a_language_has_its_bcp_47_tag(name: str, tag: str | None) -> None:
+def test_language_tag_is_bcp_47_or_none(name: str, tag: str | None) -> None:
     assert language_tag(name) == tag
 
 
 @pytest.mark.parametrize(("name", "code"), CODES.items())
-def test_a_country_has_its_iso_3166_code(name: str, code: str | None) -> None:
+def test_culture_code_is_iso_3166_or_none(name: str, code: str | None) -> None:
     assert culture_code(name) == code
 
 
@@ -121,14 +121,14 @@ def test_a_country_has_its_iso_3166_code(name: str, code: str | None) -> None:
         ("What do people in Thailand eat?", "tlh", {"TH"}),
     ],
 )
-def test_the_countries_that_a_text_names_are_found(text: str, language: str, codes: set[str]) -> None:
+def test_countries_named_finds_countries_in_a_text(text: str, language: str, codes: set[str]) -> None:
     assert countries_named(text, language) == codes
 
 
 # --- the language of a text ---
 
 
-TALES = {
+SENTENCES = {
     "ar": "يأكل الناس في الصباح الخبز مع الزيتون والجبن، ويشربون الشاي مع النعناع في كل يوم.",
     "bn": "মানুষ সকালে রুটি আর ডাল খায় এবং সঙ্গে চা পান করে প্রতিদিন।",
     "de": "Morgens isst man hier Brötchen mit Butter und trinkt dazu eine Tasse Kaffee.",
@@ -145,27 +145,27 @@ TALES = {
 }
 
 
-@pytest.mark.parametrize("spoken", TALES)
-def test_the_language_of_a_sentence_is_known(spoken: str) -> None:
-    found = {named: other_language(TALES[spoken], named) for named in TALES}
-    assert found == dict.fromkeys(TALES, spoken) | {spoken: None}
+@pytest.mark.parametrize("spoken", SENTENCES)
+def test_other_language_detects_the_language_of_a_sentence(spoken: str) -> None:
+    found = {named: other_language(SENTENCES[spoken], named) for named in SENTENCES}
+    assert found == dict.fromkeys(SENTENCES, spoken) | {spoken: None}
 
 
-def test_no_text_of_the_culture_cards_is_taken_for_another_language() -> None:
+def test_card_texts_are_not_detected_as_another_language() -> None:
     texts = [(text, language) for card in cards() for fact in card.facts.values() for language, text in fact.items()]
     texts += [(text.replace("{place}", ""), language) for card in cards() for language, text in card.question.items()]
     assert [pair for pair in texts if other_language(*pair)] == []
 
 
-def test_hardly_a_text_of_the_culture_cards_names_a_country_by_mistake() -> None:
+def test_few_card_facts_match_a_country_name() -> None:
     # What is left names one indeed: calling to prayer in Malta, words from India.
     texts = [(text, language) for card in cards() for fact in card.facts.values() for language, text in fact.items()]
     assert sum(bool(countries_named(*pair)) for pair in texts) <= 10
 
 
-def test_nearly_every_question_of_the_culture_cards_is_told_from_another_language() -> None:
+def test_card_questions_are_told_from_other_languages() -> None:
     questions = [(tag, text.replace("{place}", "")) for card in cards() for tag, text in card.question.items()]
-    found = [other_language(text, named) is not None for tag, text in questions for named in TALES if named != tag]
+    found = [other_language(text, named) is not None for tag, text in questions for named in SENTENCES if named != tag]
     assert sum(found) / len(found) > 0.95
 
 
@@ -187,7 +187,7 @@ def test_nearly_every_question_of_the_culture_cards_is_told_from_another_languag
         ("這是繁體中文，大家早上都喝豆漿吃燒餅油條。", "zh-Hant"),
     ],
 )
-def test_what_is_not_sure_is_not_reported(text: str, named: str) -> None:
+def test_uncertain_language_is_not_reported(text: str, named: str) -> None:
     assert other_language(text, named) is None
 
 
@@ -197,19 +197,19 @@ def test_what_is_not_sure_is_not_reported(text: str, named: str) -> None:
         ("Beggars can’t be choosers", "ru", ("und", "en")),
         ("Xqzv wkrtl bnmpf ghjkd", "th", ("und",)),
         ("Xqzv wkrtl bnmpf ghjkd", "de", (None,)),
-        (f"The greeting is called ไหว้ there. {TALES['en'] * 3}", "th", ("en",)),
+        (f"The greeting is called ไหว้ there. {SENTENCES['en'] * 3}", "th", ("en",)),
         ("おにぎりと卵焼きを食べて、温かいお茶を飲みます。それからゆっくり散歩します。", "zh", ("ja",)),
         *(("烤鸭卷饼配甜面酱，油条和豆浆。", named, ("und",)) for named in ("en", "de", "vi")),
         ("ՀայաստանԲարեւՀայաստան բարեւ աշխարհ", "en", ("und",)),
     ],
 )
-def test_a_foreign_script_is_reported_where_the_language_is_not_sure(
+def test_foreign_script_is_reported_if_the_language_is_uncertain(
     text: str, named: str, found: tuple[str | None, ...]
 ) -> None:
     assert other_language(text, named) in found
 
 
-def test_a_response_of_a_few_sentences_is_told_from_another_language() -> None:
+def test_short_responses_are_told_from_other_languages() -> None:
     rng = random.Random(1)
     facts = [fact for card in cards() for fact in card.facts.values()]
     languages = list(facts[0])

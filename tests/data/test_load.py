@@ -1,4 +1,4 @@
-"""A data configuration -> items -> a split that cannot leak."""
+"""Loading: a data configuration gives items and leak-free splits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def an_item(number: int, **changes: Any) -> Item:
     return make_item(**asked | {"domain": ("food", "work")[number % 2], "group": f"group {number // 4}"} | changes)
 
 
-def written(folder: Path, items: Iterable[Item], **changes: Any) -> DataSection:
+def write_items(folder: Path, items: Iterable[Item], **changes: Any) -> DataSection:
     path = folder / "items.jsonl"
     jsonl.write(items, path)
     return data_section(source="jsonl", path=str(path), **changes)
@@ -55,7 +55,7 @@ def keys(items: Iterable[Item], split: str) -> set[Any]:
     ],
 )
 @pytest.mark.parametrize(("test_share", "validation_share"), [(0.02, 0.02), (0.2, 0.1), (0.5, 0.1)])
-def test_every_item_is_on_one_side_and_no_question_or_set_of_responses_on_two(
+def test_splits_are_disjoint_and_cover_all_items(
     split: str, languages: list[str], test_share: float, validation_share: float
 ) -> None:
     shares = {"test_share": test_share, "validation_share": validation_share}
@@ -83,9 +83,7 @@ def test_every_item_is_on_one_side_and_no_question_or_set_of_responses_on_two(
         ({"source": "jsonl"}, r"data=jsonl reads files: set data\.path"),
     ],
 )
-def test_an_empty_side_a_pairing_known_by_heart_and_a_missing_path_are_errors(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_load_rejects_empty_splits_leaky_pairings_and_missing_paths(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         load(data_section(**changes))
 
@@ -110,33 +108,33 @@ def mirrored(count: int) -> list[Item]:
 
 
 @pytest.mark.parametrize(("items", "share", "size"), [(alike(100), 0.3, 30), (mirrored(100), 0.2, 20)])
-def test_a_pairing_is_its_set_of_texts_whoever_gives_them_in_whatever_order(
+def test_pairing_split_ignores_origins_and_order_of_responses(
     tmp_path: Path, items: list[Item], share: float, size: int
 ) -> None:
-    both = load(written(tmp_path, items, split="pairing", test_share=share))
+    both = load(write_items(tmp_path, items, split="pairing", test_share=share))
     texts = [{frozenset(item.responses) for item in side} for side in (both.train, both.test)]
     assert not texts[0] & texts[1]
     assert len(both.test) == size
 
 
-def test_where_no_fact_is_in_two_items_there_is_no_pairing_to_test(tmp_path: Path) -> None:
-    spec = written(tmp_path, map(an_item, range(40)), split="pairing")
+def test_pairing_split_is_rejected_if_no_fact_is_in_two_items(tmp_path: Path) -> None:
+    spec = write_items(tmp_path, map(an_item, range(40)), split="pairing")
     with pytest.raises(DataError, match=r"0 to test on .*pairing holds out facts that other items show in other comb"):
         load(spec)
 
 
-def test_every_domain_gives_its_share_to_the_test_side(tmp_path: Path) -> None:
+def test_test_split_takes_its_share_of_every_domain(tmp_path: Path) -> None:
     items = [
         an_item(i, group=f"{'food' if i < 100 else 'work'} {i}", domain="food" if i < 100 else "work")
         for i in range(400)
     ]
-    both = load(written(tmp_path, items, test_share=0.25))
+    both = load(write_items(tmp_path, items, test_share=0.25))
     assert sum(item.domain == "food" for item in both.test) == 25
     assert sum(item.domain == "work" for item in both.test) == 75
 
 
-def test_a_group_that_stands_in_several_domains_goes_to_one_side_as_a_whole(tmp_path: Path) -> None:
-    both = load(written(tmp_path, [an_item(i) for i in range(200)]))
+def test_group_spanning_domains_stays_in_one_split(tmp_path: Path) -> None:
+    both = load(write_items(tmp_path, [an_item(i) for i in range(200)]))
     assert {item.domain for item in both.test} == {"food", "work"}
     assert not {item.group for item in both.train} & {item.group for item in both.test}
 
@@ -146,25 +144,25 @@ def test_a_group_that_stands_in_several_domains_goes_to_one_side_as_a_whole(tmp_
     [([an_item(i) for i in range(120)], "group"), (alike(120), "group"), (alike(120), "pairing")],
     ids=["apart", "alike", "pairing"],
 )
-def test_the_split_does_not_depend_on_the_seed_or_the_order_of_rows(
+def test_split_does_not_depend_on_seed_or_row_order(
     tmp_path: Path, items: list[Item], split: Literal["group", "pairing"]
 ) -> None:
     (tmp_path / "turned").mkdir()
-    spec = written(tmp_path, items, split=split, test_share=0.4)
-    turned = written(tmp_path / "turned", reversed(items), split=split, test_share=0.4)
+    spec = write_items(tmp_path, items, split=split, test_share=0.4)
+    turned = write_items(tmp_path / "turned", reversed(items), split=split, test_share=0.4)
     assert load(spec, 0) == load(spec, 1)
     assert {item.id for item in load(spec).test} == {item.id for item in load(turned).test}
 
 
-def test_all_items_of_a_file_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_expands_home_and_returns_all_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    at_home = written(tmp_path, map(an_item, range(40))).model_copy(update={"path": "~/items.jsonl"})
+    at_home = write_items(tmp_path, map(an_item, range(40))).model_copy(update={"path": "~/items.jsonl"})
     assert [item.id for item in read(at_home)] == [f"item {i}" for i in range(40)]
 
 
-def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
+def test_empty_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"jsonl: no rows: it is empty"):
-        load(written(tmp_path, []))
+        load(write_items(tmp_path, []))
 
 
 # --- candidates ---
@@ -175,7 +173,7 @@ def candidates(**changes: Any) -> dict[str, Any]:
     return row | changes
 
 
-def test_rows_are_read_with_any_number_of_candidates(tmp_path: Path) -> None:
+def test_candidates_are_read_in_any_number(tmp_path: Path) -> None:
     many = {"id": "2", "culture": None, "candidates": [str(i) for i in range(40)], "qualities": [0] * 40}
     rows = [candidates(qualities=[1, 2.5, -3]), candidates(**many)]
     first, second = read_candidates(write(tmp_path / "c.jsonl", rows))
@@ -200,7 +198,7 @@ def test_rows_are_read_with_any_number_of_candidates(tmp_path: Path) -> None:
         ({"id": "1"}, "id '1' is already in an earlier row"),
     ],
 )
-def test_a_fault_names_file_and_row(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_invalid_candidates_row_error_names_file_and_row(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     file = write(tmp_path / "c.jsonl", [candidates(), candidates(id="2") | change])
     with pytest.raises(DataError) as error:
         read_candidates(file)
@@ -208,7 +206,7 @@ def test_a_fault_names_file_and_row(tmp_path: Path, change: dict[str, Any], mess
     assert message in str(error.value)
 
 
-def test_a_message_names_ten_faults(tmp_path: Path) -> None:
+def test_candidates_error_lists_at_most_ten_faults(tmp_path: Path) -> None:
     file = write(tmp_path / "c.jsonl", [candidates(id=str(i), prompt="") for i in range(13)])
     with pytest.raises(DataError, match="and 3 more") as error:
         read_candidates(file)
@@ -219,7 +217,7 @@ def test_a_message_names_ten_faults(tmp_path: Path) -> None:
     ("rows", "message"),
     [([candidates(), candidates(id="2", qualities=[1, 2, 3])], r":2 has qualities and .*:1 has none"), ([], "no rows")],
 )
-def test_qualities_for_some_and_no_rows_at_all_are_errors(
+def test_candidates_with_partial_qualities_or_no_rows_are_rejected(
     tmp_path: Path, rows: list[dict[str, Any]], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -238,7 +236,7 @@ def two_sets(tmp_path: Path) -> tuple[RunConfig, TrainingData]:
     return config, load_training_data(config, BREAKDOWNS["cell"])
 
 
-def test_a_set_that_holds_training_items_is_refused_or_warned_of(two_sets: tuple[RunConfig, TrainingData]) -> None:
+def test_eval_set_with_training_items_is_rejected_or_reported(two_sets: tuple[RunConfig, TrainingData]) -> None:
     config, data = two_sets
     assert {name: len(each.items) for name, each in data.sets.items()} == {"test": 8, "every": 40, "same": 8}
     with pytest.raises(DataError, match=r"^every: 32 items are training items too[\s\S]*eval\.leaks=report"):
@@ -249,9 +247,7 @@ def test_a_set_that_holds_training_items_is_refused_or_warned_of(two_sets: tuple
     assert "same" not in str(warned[0].message)
 
 
-def test_only_a_runs_own_items_may_share_questions_with_its_training_items(
-    two_sets: tuple[RunConfig, TrainingData],
-) -> None:
+def test_only_the_own_pairing_split_may_share_questions_with_training(two_sets: tuple[RunConfig, TrainingData]) -> None:
     config, data = two_sets
     question = [dataclasses.replace(item, id=f"again-{item.id}", culture="JP") for item in data.train[:3]]
     asked = dataclasses.replace(data.sets["same"], split="pairing", items=tuple(question))
@@ -261,7 +257,7 @@ def test_only_a_runs_own_items_may_share_questions_with_its_training_items(
         check_leaks(config, dataclasses.replace(data, sets={"same": asked}))
 
 
-def test_rows_of_another_source_are_recognised_where_they_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_rows_error_suggests_the_matching_source(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("prompt,chosen,rejected\n?,Rice.,Bread.\n")
     config = load_data_config(["data=jsonl", f"data.path={path}"])

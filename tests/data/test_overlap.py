@@ -1,4 +1,4 @@
-"""The leak check finds training items among measured ones, edited or not, and no others."""
+"""The leak check finds training items, edited or not, among evaluation items, without false positives."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ def planted(items: list[Item], edit: Callable[[Item], Item], seed: int, count: i
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_of_100_edited_copies_in_ten_languages_all_are_found(cards: list[Item], name: str) -> None:
+def test_all_edited_copies_in_ten_languages_are_found(cards: list[Item], name: str) -> None:
     copies = planted(cards, EDITS[name], seed=len(name))
     assert len(copies) == 100
     assert kinds(cards, copies) == {copy.id: "text" for copy in copies}
 
 
-def test_a_prompt_that_is_the_same_but_for_its_form_is_found_beside_other_responses(cards: list[Item]) -> None:
+def test_reformatted_prompt_with_other_responses_is_found(cards: list[Item]) -> None:
     for name in ("another case and punctuation", "decomposed", "markup and line breaks", "a label", "no culture"):
         copies = [replace(c, responses=("this", "that"), best=0, origins=()) for c in planted(cards, EDITS[name], 1, 3)]
         assert len(kinds(cards, copies)) == len(copies) == 30, name
 
 
-def test_a_long_prompt_with_a_word_replaced_is_found_beside_other_responses() -> None:
+def test_long_prompt_with_a_replaced_word_is_found() -> None:
     prompt = (
         "My neighbour in Chiang Mai has invited me to the house blessing of her daughter next month, and I wonder what "
         "a guest would bring for the monks, the family and for the children who help in the kitchen."
@@ -113,7 +113,7 @@ def word(n: int) -> str:
 
 
 @pytest.mark.parametrize("length", [20, 40, 80])
-def test_long_prompts_with_a_tenth_of_the_words_replaced_are_found_beside_other_responses(length: int) -> None:
+def test_long_prompts_with_a_tenth_of_words_replaced_are_found(length: int) -> None:
     rng = random.Random(length)
 
     def asked(name: str, n: int, words: list[str]) -> Item:
@@ -132,7 +132,7 @@ def test_long_prompts_with_a_tenth_of_the_words_replaced_are_found_beside_other_
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_of_10_000_rows_of_a_template_none_is_a_copy_of_another(name: str) -> None:
+def test_rows_of_one_template_are_not_copies(name: str) -> None:
     scale = ("A very big problem", "Not a problem at all")
     items = [
         make_item(
@@ -147,7 +147,7 @@ def test_of_10_000_rows_of_a_template_none_is_a_copy_of_another(name: str) -> No
     assert kinds(items[:7000], items[7000:]) == {}
 
 
-def test_other_questions_and_other_cultures_of_the_same_words_are_no_copies() -> None:
+def test_similar_questions_with_another_noun_or_culture_are_not_copies() -> None:
     train = make_item(prompt="What is the most popular fruit in Thailand?", responses=("mango", "apple", "durian"))
     others = {
         "another culture": {"prompt": "What is the most popular fruit in Japan?", "culture": "JP", "best": 1},
@@ -164,12 +164,12 @@ def test_other_questions_and_other_cultures_of_the_same_words_are_no_copies() ->
     )
 
 
-def test_the_same_prompt_and_responses_are_a_copy_whatever_the_culture() -> None:
+def test_equal_prompt_and_responses_are_a_copy_in_any_culture() -> None:
     copy = make_item(id="x", group="x", culture="JP", best=1)
     assert kinds([make_item()], [copy]) == {"x": "text"}
 
 
-def test_ids_and_groups_are_those_of_a_source_and_a_mere_number_needs_like_texts() -> None:
+def test_equal_ids_or_groups_match_only_within_a_source() -> None:
     train = [make_item(), make_item(id="pairs/en/7", group="7"), make_item(id="pairs/rows.jsonl-3", group="p")]
     other = {"prompt": "Name a river near the capital, please.", "responses": ("Nile", "Rhine")}
     found = {
@@ -185,7 +185,7 @@ def test_ids_and_groups_are_those_of_a_source_and_a_mere_number_needs_like_texts
         assert kinds(train, [item]) == ({} if by == "none" else {item.id: by}), expected
 
 
-def test_a_split_by_group_shares_nothing_and_one_by_pairing_only_what_it_shares_by_design() -> None:
+def test_group_and_pairing_splits_have_no_unintended_overlap() -> None:
     for split in ("group", "pairing"):
         splits = load(data_section(source="culture_cards", split=split, languages=["en"]))
         train, test = list(splits.train), list(splits.test)
@@ -203,7 +203,7 @@ def test_a_split_by_group_shares_nothing_and_one_by_pairing_only_what_it_shares_
             assert len(kinds(elsewhere, test, pairing=["test"])) == len(test)
 
 
-def test_each_measured_item_is_found_once_by_the_surest_sign() -> None:
+def test_each_item_is_reported_once_by_its_strongest_match() -> None:
     train = [make_item(), make_item(id="th-2", best=1), make_item(id="th-3", source="theirs")]
     sets = {"a": [make_item(), make_item(id="x")], "b": [make_item(id="y", group="y", source="z")], "c": []}
     found = find_overlaps(train, sets)
@@ -215,7 +215,7 @@ def test_each_measured_item_is_found_once_by_the_surest_sign() -> None:
     assert find_overlaps([], sets) == find_overlaps(train, {}) == find_overlaps([], {}) == []
 
 
-def test_the_message_counts_names_pairs_and_says_what_to_do() -> None:
+def test_overlap_error_gives_counts_pairs_and_a_remedy() -> None:
     measured = [make_item(id=f"m{n}", group=f"m{n}") for n in range(6)]
     overlaps = find_overlaps([make_item()], {"carb": [make_item(), *measured]})
     with pytest.raises(DataError, match=r"eval\.leaks=report") as error:
@@ -231,7 +231,7 @@ def test_the_message_counts_names_pairs_and_says_what_to_do() -> None:
     assert check_overlaps([], refuse=True) == ""
 
 
-def test_without_the_library_the_extra_that_has_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_datasketch_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasketch", None)
     monkeypatch.delitem(sys.modules, "think_as_locals.data.overlap")
     with pytest.raises(

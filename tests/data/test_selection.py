@@ -1,4 +1,4 @@
-"""Selection keys: which items of a source are used and in what form, in the same way for every source."""
+"""Selection keys of `data.*`: which items of a source are used and in what form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chosen(items: Iterable[Item], seed: int = 0, **keys: Any) -> list[Item]:
 ITEMS = [an_item(i) for i in range(24)]
 
 
-def test_without_keys_all_items_are_used_as_they_are() -> None:
+def test_without_keys_all_items_are_kept_unchanged() -> None:
     assert chosen(ITEMS) == ITEMS
 
 
@@ -58,9 +58,7 @@ def test_without_keys_all_items_are_used_as_they_are() -> None:
         ("countries", ["CA-QC", "CL"], {i for i in range(24) if i % 3}),
     ],
 )
-def test_items_of_the_languages_groups_and_countries_asked_for_are_kept(
-    key: str, values: list[str], kept: set[int]
-) -> None:
+def test_languages_groups_and_countries_filter_items(key: str, values: list[str], kept: set[int]) -> None:
     assert chosen([*ITEMS, an_item(99, culture=None, language="xx", group="other")], **{key: values}) == [
         ITEMS[i] for i in sorted(kept)
     ]
@@ -80,18 +78,18 @@ def test_items_of_the_languages_groups_and_countries_asked_for_are_kept(
         ({"num_responses": 5}, "data.num_responses: got 5, but no item has more than 4 responses"),
     ],
 )
-def test_what_no_item_has_is_an_error_that_lists_what_there_is(keys: dict[str, Any], message: str) -> None:
+def test_unmatched_key_error_lists_the_available_values(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError) as error:
         chosen(ITEMS, **keys)
     assert message in str(error.value)
 
 
-def test_a_message_lists_twenty_of_many_groups() -> None:
+def test_unmatched_group_error_shortens_a_long_list() -> None:
     with pytest.raises(DataError, match=r"group 114, group 115 and 130 more; did you mean 'group 14'\?"):
         chosen([an_item(i) for i in range(600)], groups=["group 1x4"])
 
 
-def test_the_largest_groups_are_kept_and_the_order_of_items_decides_nothing() -> None:
+def test_max_groups_keeps_the_largest_groups_in_any_item_order() -> None:
     sizes = {"a": 3, "b": 9, "c": 5, "d": 5, "e": 9}
     items = [an_item(100 * n + i, group=name) for n, (name, size) in enumerate(sizes.items()) for i in range(size)]
     assert {item.group for item in chosen(items, max_groups=2)} == {"b", "e"}
@@ -101,7 +99,7 @@ def test_the_largest_groups_are_kept_and_the_order_of_items_decides_nothing() ->
     assert chosen(items, max_groups=5) == items
 
 
-def test_the_groups_with_the_most_flip_sets_are_kept() -> None:
+def test_max_groups_prefers_groups_with_the_most_flip_sets() -> None:
     groups = ["hot_drink", "table_taboo", "idiom_crowded", "lucky_charm", "egg_dish", "gift_taboo", "typical_soup"]
     spec = data_section(groups=groups, sets_per_group=None)
     sizes = Counter(item.group for item in read(spec))
@@ -115,9 +113,7 @@ def test_the_groups_with_the_most_flip_sets_are_kept() -> None:
 
 
 @given(st.integers(2, 8), st.integers(2, 8), st.integers(0, 7), st.integers(0, 99))
-def test_a_longer_item_is_cut_to_the_best_and_some_others_in_their_order(
-    size: int, count: int, best: int, seed: int
-) -> None:
+def test_num_responses_keeps_the_best_and_the_order(size: int, count: int, best: int, seed: int) -> None:
     item = an_item(1, size, best=best % size, origins=[f"o{i}" for i in range(size)])
     if size < count:
         with pytest.raises(DataError, match="no item has more"):
@@ -131,20 +127,20 @@ def test_a_longer_item_is_cut_to_the_best_and_some_others_in_their_order(
     assert cut.id == item.id
 
 
-def test_the_wrong_responses_are_drawn_evenly_by_the_items_id_and_the_seed() -> None:
+def test_wrong_responses_are_sampled_uniformly_by_seed() -> None:
     items = [an_item(i, best=0) for i in range(600)]
     drawn = Counter(item.responses[1][0] for item in chosen(items, num_responses=2))
     assert all(150 < drawn[letter] < 250 for letter in "bcd")
     assert chosen(items, num_responses=2) == chosen(items, num_responses=2) != chosen(items, 1, num_responses=2)
 
 
-def test_shorter_items_are_left_out_and_named() -> None:
+def test_items_with_too_few_responses_are_dropped_with_a_warning() -> None:
     items = [an_item(0), an_item(1, 2), an_item(2, 3), an_item(3, 5)]
     with pytest.warns(DataWarning, match=r"^data\.num_responses=4: left out 2 items with fewer, such as 'item 1'$"):
         assert [item.id for item in chosen(items, num_responses=4)] == ["item 0", "item 3"]
 
 
-def test_an_item_becomes_a_pair_of_the_best_and_each_other_response() -> None:
+def test_as_pairs_gives_the_best_with_each_other_response() -> None:
     known = {"responses": ["a", "b", "c", "d"], "origins": ["TH", "CL", "JP", "EG"], "best": 2}
     pairs = chosen([an_item(7, **known), an_item(8, 2)], as_pairs=True)
     assert [(pair.id, pair.responses, pair.best, pair.origins) for pair in pairs[:3]] == [
@@ -158,7 +154,7 @@ def test_an_item_becomes_a_pair_of_the_best_and_each_other_response() -> None:
     assert len(drawn) == 18
 
 
-def test_pairs_of_a_flip_set_are_flip_sets() -> None:
+def test_as_pairs_of_a_flip_set_form_flip_sets() -> None:
     spec = data_section(groups=["gift_taboo", "hot_drink"], sets_per_group=2, as_pairs=True)
     pairs = read(spec)
     assert len(pairs) == 2 * 2 * 4 * 3
@@ -166,7 +162,7 @@ def test_pairs_of_a_flip_set_are_flip_sets() -> None:
     assert len({pair.id for pair in pairs}) == len(pairs)
 
 
-def test_a_maximum_of_items_takes_whole_flip_sets_and_the_same_items_in_any_order() -> None:
+def test_max_items_takes_complete_flip_sets_in_any_item_order() -> None:
     spec = data_section(sets_per_group=3)
     some = read(spec.model_copy(update={"max_items": 50}))
     assert list(some) == list(select(tuple(read(spec)), 50))
@@ -194,7 +190,7 @@ def _row(source: str, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("source", ["culture_cards", "opinion_cards", "jsonl", "carb", "pairs", "carb_open"])
-def test_every_source_reads_builds_and_splits_what_the_keys_ask_for(tmp_path: Path, source: str) -> None:
+def test_selection_keys_apply_to_every_source(tmp_path: Path, source: str) -> None:
     words = [f"data={source}", *(["data.sets_per_group=2"] if source == "culture_cards" else [])]
     if source == "jsonl":
         jsonl.write(read(data_section(languages=["en", "own"], sets_per_group=2)), tmp_path / "rows.jsonl")
@@ -221,7 +217,7 @@ def test_every_source_reads_builds_and_splits_what_the_keys_ask_for(tmp_path: Pa
         assert str(tally).endswith(f"0 set aside; {len(items)} items written, as data.* asks")
 
 
-def test_questions_whose_place_is_hidden_name_no_culture_and_all_else_stays() -> None:
+def test_hide_place_removes_the_culture_from_questions_only() -> None:
     named = read(data_section(languages=["en", "own"], sets_per_group=2))
     hidden = read(data_section(languages=["en", "own"], sets_per_group=2, hide_place=True))
     assert [replace(item, prompt="?") for item in hidden] == [replace(item, prompt="?") for item in named]
@@ -235,7 +231,7 @@ def test_questions_whose_place_is_hidden_name_no_culture_and_all_else_stays() ->
             assert len({render(item, culture=shown)[1]["content"] for item in members}) == distinct
 
 
-def test_an_item_whose_place_cannot_be_hidden_is_left_out() -> None:
+def test_item_is_skipped_if_its_place_cannot_be_hidden() -> None:
     asked = ["What do people in Mexico eat?", "What is pozole?", "Which Mexican dish is best?"]
     items = [make_item(id=prompt, prompt=prompt, culture="MX", language="en") for prompt in asked]
     assert [item.prompt for item in chosen(items, hide_place=True)] == ["What do people eat?"]

@@ -1,4 +1,4 @@
-"""Flip sets, splits of people, and the selection of items to evaluate on."""
+"""Flip sets, splits of items and people, selection of evaluation items, mixes and shuffled labels."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def an_item(best: int, responses: tuple[str, ...] = ("tea", "soup", "bread"), **
     return make_item(responses=responses, best=best, **{"id": f"{best}", "culture": CULTURES[best]} | changes)
 
 
-holds_too = st.dictionaries(
+overlapping_cultures = st.dictionaries(
     st.sampled_from(CULTURES), st.lists(st.sampled_from(CULTURES), max_size=3, unique=True), max_size=6
 ).map(lambda also: {culture: [other for other in others if other != culture] for culture, others in also.items()})
 
 
 @quick
-@given(holds_too, st.integers(2, 8), st.one_of(st.none(), st.integers(1, 40)))
-def test_cultures_of_a_set_exclude_one_another(also: dict[str, list[str]], size: int, limit: int | None) -> None:
+@given(overlapping_cultures, st.integers(2, 8), st.one_of(st.none(), st.integers(1, 40)))
+def test_flip_set_combinations_exclude_overlapping_cultures(
+    also: dict[str, list[str]], size: int, limit: int | None
+) -> None:
     sets = flip_set_combinations(CULTURES, also, size, limit, key="k")
     overlapping = {frozenset((culture, other)) for culture, others in also.items() for other in others}
     possible = {
@@ -58,20 +60,20 @@ def test_cultures_of_a_set_exclude_one_another(also: dict[str, list[str]], size:
 
 @settings(quick, max_examples=25)
 @given(st.integers(5, 60), st.text(max_size=10))
-def test_sets_are_spread_evenly_over_the_cultures(limit: int, key: str) -> None:
+def test_flip_set_combinations_are_balanced_over_cultures(limit: int, key: str) -> None:
     used = Counter(culture for chosen in flip_set_combinations(CULTURES, {}, 4, limit, key) for culture in chosen)
     counts = [used[culture] for culture in CULTURES]
     assert sum(counts) == 4 * limit
     assert max(counts) - min(counts) <= 3
 
 
-def test_the_key_decides_which_of_210_sets_of_four_of_ten_are_taken() -> None:
+def test_key_decides_which_flip_set_combinations_are_taken() -> None:
     assert len(flip_set_combinations(CULTURES, {}, 4, None, "k")) == 210
     taken = [flip_set_combinations(CULTURES, {}, 4, 10, key) for key in ("a", "a", "b")]
     assert taken[0] == taken[1] != taken[2]
 
 
-def test_a_whole_set_is_found_whatever_the_order_of_items_and_responses() -> None:
+def test_complete_flip_set_is_found_in_any_order() -> None:
     members = [an_item(2), an_item(0), an_item(1, ("bread", "soup", "tea"))]
     assert flip_sets([an_item(0, ("rice", "noodles"), id="single"), *members]) == [members]
 
@@ -86,11 +88,11 @@ def test_a_whole_set_is_found_whatever_the_order_of_items_and_responses() -> Non
     ],
     ids=["no items", "one is missing", "two with the same best", "one of another question"],
 )
-def test_a_set_that_is_not_whole_does_not_count(items: list[Item]) -> None:
+def test_incomplete_flip_set_is_not_found(items: list[Item]) -> None:
     assert flip_sets(items) == []
 
 
-def test_the_same_set_asked_in_two_languages_is_two_sets() -> None:
+def test_flip_set_in_two_languages_counts_twice() -> None:
     english = [an_item(i, id=f"en-{i}") for i in range(3)]
     local = [an_item(i, id=f"xx-{i}", language=("ar", "zh", "es")[i]) for i in range(3)]
     sets = flip_sets([*english, *local])
@@ -99,7 +101,7 @@ def test_the_same_set_asked_in_two_languages_is_two_sets() -> None:
         assert sorted(item.best for item in members) == [0, 1, 2]
 
 
-def test_shares_are_spread_evenly_from_0_to_1_and_depend_on_key_and_seed_alone() -> None:
+def test_hash_fraction_is_uniform_and_deterministic() -> None:
     shares = [hash_fraction(f"key {i}") for i in range(2000)]
     assert all(0 <= value < 1 for value in shares)
     tenths = Counter(int(value * 10) for value in shares)
@@ -123,7 +125,7 @@ def sides(splits: Splits) -> tuple[tuple[Item, ...], ...]:
 
 
 @st.composite
-def answered(draw: st.DrawFn) -> list[Item]:
+def item_lists(draw: st.DrawFn) -> list[Item]:
     """Items of a few questions whose cultures have one or two answers each, some of them without origins."""
     rng, items = draw(st.randoms(use_true_random=False)), []
     for number in range(draw(st.integers(1, 60))):
@@ -135,8 +137,8 @@ def answered(draw: st.DrawFn) -> list[Item]:
 
 
 @settings(quick, max_examples=40)
-@given(answered(), st.floats(0.01, 0.6), st.sampled_from([None, 0.1, 0.4]), st.randoms(use_true_random=False))
-def test_every_fact_that_a_pairing_tests_is_seen_in_training(
+@given(item_lists(), st.floats(0.01, 0.6), st.sampled_from([None, 0.1, 0.4]), st.randoms(use_true_random=False))
+def test_every_fact_tested_by_pairing_is_in_training(
     items: list[Item], test_share: float, validation_share: float | None, rng: random.Random
 ) -> None:
     splits = split_items(items, "pairing", test_share, validation_share)
@@ -150,12 +152,12 @@ def test_every_fact_that_a_pairing_tests_is_seen_in_training(
 
 
 @pytest.mark.parametrize(("split", "tested"), [("group", 10), ("pairing", 0)])
-def test_a_fact_that_no_other_item_shows_is_not_tested_by_pairing(split: Split, tested: int) -> None:
+def test_fact_of_a_single_item_is_not_tested_by_pairing(split: Split, tested: int) -> None:
     items = [make_item(id=f"{i}", group=f"g{i}") for i in range(50)]
     assert len(split_items(items, split, 0.2, None).test) == tested
 
 
-def test_another_combination_is_tested_where_the_first_would_hide_a_fact() -> None:
+def test_pairing_split_skips_combinations_that_would_hide_a_fact() -> None:
     cultures = dict(zip("abcd", CULTURES, strict=False))
     texts = [("a", "b"), ("a", "c"), ("b", "c"), ("a", "d")]  # what d says is shown once
     items = [
@@ -188,7 +190,7 @@ def drawn(items: Iterable[Item], share: float = 0.15, seed: int = 0, *, by_count
     return frozenset(item.group for item in split_people(items, share, seed, by_country=by_country).test)
 
 
-def test_together_takes_the_share_of_all_people_whatever_their_country() -> None:
+def test_split_people_together_ignores_countries() -> None:
     items = people({"TH": 90, "CL": 10})
     chosen = drawn(items, 0.3, by_country=False)
     assert len(chosen) == 30
@@ -198,7 +200,7 @@ def test_together_takes_the_share_of_all_people_whatever_their_country() -> None
 
 
 @pytest.mark.parametrize("by_country", [True, False])
-def test_a_question_that_several_countries_were_asked_is_on_the_same_side_for_all(*, by_country: bool) -> None:
+def test_shared_question_is_in_one_split_for_all_countries(*, by_country: bool) -> None:
     asked = [("TH", "CL"), ("CL", "EG"), ("EG", "TH")] * 4
     shared = [pair(f"question-{n}", culture) for n, cultures in enumerate(asked) for culture in cultures]
     alone = [pair(f"thai-{n}", "TH") for n in range(6)]
@@ -215,7 +217,7 @@ countries = st.dictionaries(st.sampled_from(["TH", "CL", "EG", "JP"]), st.intege
 
 
 @given(countries, st.floats(0.05, 0.6), st.integers(0, 99), st.booleans(), st.randoms(use_true_random=False))
-def test_nobody_is_on_both_sides_and_the_order_of_pairs_decides_nothing(
+def test_split_people_is_disjoint_and_independent_of_order(
     sizes: dict[str, int], share: float, seed: int, by_country: bool, rng: random.Random
 ) -> None:
     items = people(sizes)
@@ -238,13 +240,13 @@ def test_nobody_is_on_both_sides_and_the_order_of_pairs_decides_nothing(
     assert set(split_people(shuffled, share, seed, by_country=by_country).test) == set(splits.test)
 
 
-def test_the_seed_decides_who_and_people_of_another_country_change_nothing() -> None:
+def test_split_of_a_country_depends_only_on_seed_and_its_people() -> None:
     one, both = people({"TH": 40}), people({"TH": 40, "CL": 25})
     assert drawn(one) == {group for group in drawn(both) if group.startswith("TH")}
     assert len({drawn(both, seed=seed) for seed in range(5)}) == 5
 
 
-def test_given_people_are_those_to_test_on() -> None:
+def test_given_people_form_the_test_split() -> None:
     items = people({"TH": 9, "CL": 5})
     splits = split_people(items, 0.15, 0, by_country=False, test={"TH-1", "CL-4", "elsewhere"})
     assert {item.group for item in splits.test} == {"TH-1", "CL-4"}
@@ -263,7 +265,7 @@ def test_given_people_are_those_to_test_on() -> None:
         ([], 0.2, True, r"got no pairs, expected some .* data\.groups or data\.countries"),
     ],
 )
-def test_a_country_without_a_side_and_what_is_no_pair_of_a_country_are_errors(
+def test_split_people_rejects_empty_splits_and_invalid_items(
     items: list[Item], share: float, *, by_country: bool, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -273,7 +275,7 @@ def test_a_country_without_a_side_and_what_is_no_pair_of_a_country_are_errors(
 # --- the items to evaluate on ---
 
 
-def test_select_takes_whole_flip_sets_first(item: Item) -> None:
+def test_select_takes_complete_flip_sets_first(item: Item) -> None:
     flips = [replace(item, id=f"flip-{i}", culture=culture, best=i) for i, culture in enumerate(item.origins)]
     single = replace(item, id="single", responses=("a", "b", "c", "d"))
     assert {chosen.id for chosen in select([single, *flips], 4)} == {f"flip-{i}" for i in range(4)}
@@ -286,7 +288,7 @@ def one_cell_of(item: Item) -> str:
 
 @quick
 @given(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=60), st.integers(1, 60), st.randoms())
-def test_select_takes_as_many_of_each_cell_as_it_can(domains: list[str], limit: int, rng: random.Random) -> None:
+def test_select_balances_items_over_cells(domains: list[str], limit: int, rng: random.Random) -> None:
     items = [an_item(0, id=f"{i}", domain=domain) for i, domain in enumerate(domains)]
     chosen = select(items, limit, one_cell_of)
     assert len(chosen) == min(limit, len(items))
@@ -296,7 +298,7 @@ def test_select_takes_as_many_of_each_cell_as_it_can(domains: list[str], limit: 
     assert set(chosen) == set(select(rng.sample(items, len(items)), limit, one_cell_of))
 
 
-def test_select_draws_flip_sets_evenly_from_the_cells_of_their_items() -> None:
+def test_select_balances_flip_sets_over_cells() -> None:
     def flip_set(group: str, number: int, domain: str) -> list[Item]:
         texts = tuple(f"{text} {group} {number}" for text in ("tea", "soup", "bread"))
         return [an_item(i, texts, id=f"{group}-{number}-{i}", domain=domain, group=group) for i in range(3)]
@@ -313,7 +315,7 @@ def test_select_draws_flip_sets_evenly_from_the_cells_of_their_items() -> None:
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
     weights=st.none() | st.lists(st.floats(0.05, 20), min_size=4, max_size=4),
 )
-def test_a_mix_has_all_items_in_numbers_that_are_as_the_weights(sizes: list[int], weights: list[float] | None) -> None:
+def test_mix_repeats_items_in_proportion_to_weights(sizes: list[int], weights: list[float] | None) -> None:
     parts = {f"s{s}": [make_item(id=f"{s}-{i}") for i in range(size)] for s, size in enumerate(sizes)}
     given_weights = None if weights is None else dict(zip(parts, weights, strict=False))
     mixed = mix(parts, given_weights)
@@ -329,7 +331,7 @@ def test_a_mix_has_all_items_in_numbers_that_are_as_the_weights(sizes: list[int]
             assert times.total() == pytest.approx(scale * given_weights[name], abs=0.5)
 
 
-def test_shuffled_labels_tell_nothing_and_keep_the_rest(item: Item) -> None:
+def test_shuffled_labels_are_at_chance_and_keep_other_fields(item: Item) -> None:
     items = [replace(item, id=str(i)) for i in range(2000)]
     shuffled = shuffle_labels(items, seed=0)
     assert sum(one.best == item.best for one in shuffled) / 2000 == pytest.approx(0.25, abs=0.04)

@@ -1,4 +1,4 @@
-"""`tal data validate` and `tal data build`: every fault is named, nothing is lost or overwritten."""
+"""`tal data validate` and `tal data build`: every fault is reported, and no data is lost or overwritten."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ def planted(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_fault_is_named_with_file_and_row_and_bad_rows_stand_untouched_in_the_quarantine(
-    planted: Path, tmp_path: Path, tal: Tal
-) -> None:
+def test_validate_reports_every_fault_and_quarantines_bad_rows(planted: Path, tmp_path: Path, tal: Tal) -> None:
     quarantine = tmp_path / "aside.jsonl"
     status, output, _ = tal("data", "validate", str(planted), "--quarantine", str(quarantine))
     assert status == 1
@@ -78,7 +76,7 @@ def test_every_fault_is_named_with_file_and_row_and_bad_rows_stand_untouched_in_
     assert {row["file"] for row in aside} == {str(planted)}
 
 
-def test_the_same_as_one_json_document(planted: Path, tal: Tal) -> None:
+def test_validate_json_gives_one_document(planted: Path, tal: Tal) -> None:
     done = tal("data", "validate", str(planted), "--json")
     found = json.loads(done.out)
     assert (done.status, found["clean"]) == (1, False)
@@ -87,7 +85,7 @@ def test_the_same_as_one_json_document(planted: Path, tal: Tal) -> None:
     assert found["faults"][0].startswith(f"{planted}:3: error: empty_prompt: ")
 
 
-def test_several_processes_name_the_same_faults_in_the_same_order_and_none_is_left_when_reading_stops(
+def test_examine_with_processes_keeps_order_and_leaves_no_process(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = [carb.outcome(row) for row in read_rows(str(planted))]
@@ -100,16 +98,14 @@ def test_several_processes_name_the_same_faults_in_the_same_order_and_none_is_le
     assert not multiprocessing.active_children()
 
 
-def test_strict_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
+def test_strict_validate_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
     status, output, _ = tal("data", "validate", str(planted), "--strict")
     assert status == 1
     assert output.startswith(f"{planted}:3: error: empty_prompt: ")
     assert f"{planted}:5:" not in output
 
 
-def test_valid_rows_and_those_without_an_item_end_with_status_0_and_leave_no_quarantine(
-    tmp_path: Path, tal: Tal
-) -> None:
+def test_valid_and_skipped_rows_exit_with_status_0(tmp_path: Path, tal: Tal) -> None:
     path, aside = write(tmp_path / "carb.jsonl", [carb_row(number) for number in range(5)]), tmp_path / "aside.jsonl"
     assert tal("data", "validate", str(path), "--strict", "--quarantine", str(aside)).status == 0
     assert sorted(tmp_path.iterdir()) == [path]
@@ -120,7 +116,7 @@ def test_valid_rows_and_those_without_an_item_end_with_status_0_and_leave_no_qua
     assert "skipped: tie: " in done.out
 
 
-def test_build_writes_items_and_what_is_set_aside_and_no_row_is_lost(planted: Path, tmp_path: Path, tal: Tal) -> None:
+def test_build_writes_items_and_quarantine_without_losing_rows(planted: Path, tmp_path: Path, tal: Tal) -> None:
     out = tmp_path / "items.jsonl"
     status, output, _ = tal("data", "build", "data=carb", f"data.path={planted}", f"out={out}")
     assert status == 0
@@ -140,7 +136,7 @@ def test_build_writes_items_and_what_is_set_aside_and_no_row_is_lost(planted: Pa
         *(([], name, f"/{name}: ") for name in ("none/a.jsonl", "a.jsonl.gz", "a.parquet", f"{'x' * 300}.jsonl")),
     ],
 )
-def test_where_a_build_fails_nothing_is_written(
+def test_failed_build_writes_nothing(
     planted: Path, tmp_path: Path, tal: Tal, words: list[str], name: str, message: str
 ) -> None:
     before = planted.read_bytes()
@@ -151,7 +147,7 @@ def test_where_a_build_fails_nothing_is_written(
     assert planted.read_bytes() == before
 
 
-def test_files_of_a_folder_that_are_not_read_are_named_once_in_one_line(planted: Path) -> None:
+def test_unread_files_of_a_folder_are_reported_in_one_warning(planted: Path) -> None:
     (planted.parent / "LICENSE").write_text("MIT")
     done = subprocess.run([*VALIDATE, str(planted.parent)], capture_output=True, text=True, check=False)
     (warning,) = done.stderr.splitlines()
@@ -159,7 +155,7 @@ def test_files_of_a_folder_that_are_not_read_are_named_once_in_one_line(planted:
     assert done.stdout.splitlines()[-1] == "30 rows = 25 imported (25 items) + 5 set aside"
 
 
-def test_a_quarantine_overwrites_nothing(planted: Path, tal: Tal) -> None:
+def test_quarantine_never_overwrites_a_file(planted: Path, tal: Tal) -> None:
     before = planted.read_bytes()
     assert tal("data", "validate", str(planted), "--quarantine", str(planted)).status == 2
     assert planted.read_bytes() == before
@@ -195,7 +191,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("source", ROWS)
-def test_a_source_is_recognised_by_its_fields_though_some_rows_are_bad(tmp_path: Path, source: str) -> None:
+def test_source_is_recognised_by_fields_despite_invalid_rows(tmp_path: Path, source: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(["{", "[]", "{}", *[json.dumps(ROWS[source])] * 3]))
     assert recognise(str(path)) == source
@@ -204,13 +200,13 @@ def test_a_source_is_recognised_by_its_fields_though_some_rows_are_bad(tmp_path:
 @pytest.mark.parametrize(
     ("name", "remedy"), [("rows.jsonl", ""), ("rows", "; a file named without .csv .*: rename it")]
 )
-def test_rows_without_names_of_columns_are_no_source(tmp_path: Path, name: str, remedy: str) -> None:
+def test_rows_without_named_columns_are_not_recognised(tmp_path: Path, name: str, remedy: str) -> None:
     (tmp_path / name).write_text("prompt,chosen\n?,!\n")
     with pytest.raises(DataError, match=f"its first rows have no named columns, expected JSON objects{remedy}$"):
         recognise(str(tmp_path / name))
 
 
-def test_rows_of_no_known_source_are_an_error_that_lists_the_sources(tmp_path: Path) -> None:
+def test_unknown_source_error_lists_the_sources(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": 1}')
     with pytest.raises(DataError, match=r"no known data set has .*\n.*\n.* --source NAME \(jsonl, carb, .*care"):
         recognise(str(tmp_path / "rows.jsonl"))
@@ -220,7 +216,7 @@ def pair(number: int, **changes: Any) -> dict[str, Any]:
     return {"id": number, "prompt": f"Frage {number}?", "chosen": "ja", "rejected": "nein"} | changes
 
 
-def test_a_strict_build_names_every_fault_of_the_row(tmp_path: Path, tal: Tal) -> None:
+def test_strict_build_reports_every_fault_of_the_row(tmp_path: Path, tal: Tal) -> None:
     path = write(tmp_path / "rows.jsonl", [pair(1, prompt="", chosen=None)])
     done = tal("data", "build", "--strict", "data=pairs", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}")
     assert done.status == 2
@@ -229,13 +225,13 @@ def test_a_strict_build_names_every_fault_of_the_row(tmp_path: Path, tal: Tal) -
 
 
 @pytest.mark.parametrize("name", ["[red]rows.jsonl", "rows:train:.jsonl", f"{'long_' * 20}.jsonl"])
-def test_the_table_names_files_as_they_are_called(tmp_path: Path, tal: Tal, name: str) -> None:
+def test_table_shows_exact_file_names(tmp_path: Path, tal: Tal, name: str) -> None:
     _, output, _ = tal("data", "validate", str(write(tmp_path / name, [pair(1, prompt="")])))
     table = [line for line in output.splitlines() if line.startswith("│")]
     assert "".join(line.split("│")[4].strip() for line in table) == f"{name}:1"
 
 
-def test_faults_are_printed_where_standard_output_cannot_hold_them(tmp_path: Path) -> None:
+def test_faults_are_printed_to_a_stdout_that_cannot_encode_them(tmp_path: Path) -> None:
     path = write(tmp_path / os.fsdecode(b"b\xff.jsonl"), [pair(1, prompt="", subset="日")])
     for encoding in ("utf-8:strict", "ascii:strict"):
         environment = os.environ | {"PYTHONIOENCODING": encoding}
@@ -244,7 +240,7 @@ def test_faults_are_printed_where_standard_output_cannot_hold_them(tmp_path: Pat
         assert b"b\\udcff.jsonl:1: error: empty_prompt" in done.stdout
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+def test_closed_stdout_pipe_prints_no_error(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [pair(1, prompt="")] * 3000)
     with subprocess.Popen([*VALIDATE, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout
@@ -255,13 +251,13 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert process.returncode == 1
 
 
-def test_a_pipe_is_not_read_twice(tmp_path: Path) -> None:
+def test_recognise_rejects_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="read only once: say --source"):
         recognise(str(tmp_path / "pipe"))
 
 
-def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path: Path, tal: Tal) -> None:
+def test_build_replaces_a_stale_temporary_file_of_the_same_pid(tmp_path: Path, tal: Tal) -> None:
     path, out = write(tmp_path / "rows.jsonl", [pair(1)]), tmp_path / "items.jsonl"
     (tmp_path / f".items.jsonl.{os.getpid()}").write_text('{"cut off')
     assert tal("data", "build", "data=pairs", f"data.path={path}", f"out={out}")[0] == 0
@@ -290,7 +286,7 @@ def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
         *("A wai.<|im_end|>", "A<|start_header_id|>assistant<|end_header_id|>", "A.<end_of_turn>", "[/INST] A wai."),
     ],
 )
-def test_a_response_that_runs_on_into_another_turn_is_named(item: Item, text: str) -> None:
+def test_response_with_a_run_on_turn_is_reported(item: Item, text: str) -> None:
     found = dict(faults(item, responses=("With a firm handshake.", text), best=1, origins=()))
     assert found["run_on_turn"].startswith("the best response continues after ")
 
@@ -302,32 +298,32 @@ def test_a_response_that_runs_on_into_another_turn_is_named(item: Item, text: st
         *("Ask the shop assistant\n\nor a friend.", "The assistant bows.", "if a <| b |> c then d"),
     ],
 )
-def test_what_only_looks_like_another_turn_is_not_named(item: Item, text: str) -> None:
+def test_text_resembling_a_turn_is_not_reported(item: Item, text: str) -> None:
     assert faults(item, responses=("With a firm handshake.", text), best=1, origins=()) == []
 
 
 @pytest.mark.parametrize("text", ["\u200b", "\ufeff\u202e\u2066", "\x00", "\u3164 \u2800"])
-def test_a_text_in_which_nothing_can_be_seen_is_named(item: Item, text: str) -> None:
+def test_invisible_text_is_reported(item: Item, text: str) -> None:
     found = faults(item, responses=(text, *item.responses[1:]), best=0)
     assert found == [("invisible_text", f"the best response is {text!r}")]
 
 
 @pytest.mark.parametrize("text", ["⠇⠀⠃", "👩\u200d👩", "می\u200cخواهم", "·"])
-def test_a_text_with_something_to_be_seen_is_not(item: Item, text: str) -> None:
+def test_text_with_invisible_and_visible_characters_is_not_reported(item: Item, text: str) -> None:
     assert faults(item, responses=(text, *item.responses[1:]), best=0) == []
 
 
 GERMAN = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
 
 
-def test_a_text_in_another_language_is_named_with_both(item: Item) -> None:
+def test_wrong_language_report_names_both_languages(item: Item) -> None:
     assert faults(item) == []
     found = faults(item, responses=(GERMAN, *item.responses[1:]))
     assert found == [("wrong_language", "the response 0 is in 'de', it counts as 'en'")]
     assert [defect for defect, _ in faults(item, prompt=GERMAN)] == ["wrong_language"]
 
 
-def test_a_text_that_several_items_of_a_row_share_is_named_once(item: Item) -> None:
+def test_text_shared_by_items_of_a_row_is_reported_once(item: Item) -> None:
     items = [dataclasses.replace(item, id=str(i), responses=(str(i), GERMAN), best=0, origins=()) for i in range(3)]
     (outcome,) = examine([Outcome(ROW, tuple(items))])
     assert defects(outcome) == ["wrong_language"]

@@ -1,4 +1,4 @@
-"""Calls of several threads in one call of the engine: who goes with whom, and what one call's fault does to others."""
+"""Micro-batching: calls of several threads share one engine call, and one call's fault does not affect others."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def batches(echo: Echo) -> Iterator[MicroBatches]:
     batches.close()
 
 
-def test_calls_within_the_window_are_one_call_and_each_gets_its_own_replies(echo: Echo) -> None:
+def test_calls_within_the_window_share_one_batch(echo: Echo) -> None:
     echo.go_on.set()
     batches = MicroBatches(echo, window_s=0.5, max_size=24)
     asked = [[f"{i}.{j}" for j in range(i % 3 + 1)] for i in range(12)]
@@ -105,21 +105,19 @@ def test_calls_within_the_window_are_one_call_and_each_gets_its_own_replies(echo
     batches.close()
 
 
-def test_without_a_window_calls_that_come_while_the_engine_is_busy_go_together(
-    echo: Echo, batches: MicroBatches
-) -> None:
+def test_calls_waiting_for_a_busy_engine_share_one_batch(echo: Echo, batches: MicroBatches) -> None:
     waiting = echo.answer(batches, *[(str(i),) for i in range(9)])
     assert [each.result(10) for each in waiting] == [[f"{i} 4"] for i in range(9)]
     assert [len(call) for call in echo.calls] == [1, 9]
 
 
-def test_a_batch_is_no_longer_than_it_may_be_and_a_call_is_never_divided(echo: Echo, batches: MicroBatches) -> None:
+def test_batch_respects_max_size_without_splitting_calls(echo: Echo, batches: MicroBatches) -> None:
     waiting = echo.answer(batches, *[tuple("abcdef")] * 4)
     assert all(each.result(10) == [f"{text} 4" for text in "abcdef"] for each in waiting)
     assert [len(call) for call in echo.calls] == [1, 12, 12]
 
 
-def test_calls_that_sample_otherwise_are_calls_of_their_own(echo: Echo, batches: MicroBatches) -> None:
+def test_calls_with_different_sampling_are_not_batched_together(echo: Echo, batches: MicroBatches) -> None:
     waiting = echo.answer(batches, *[("x",)] * 4, limits=[4, 9, 4, 9])
     assert [each.result(10) for each in waiting] == [["x 4"], ["x 9"]] * 2
     assert sorted(map(len, echo.calls)) == [1, 2, 2]
@@ -133,7 +131,7 @@ def test_calls_that_sample_otherwise_are_calls_of_their_own(echo: Echo, batches:
         ("too long", DataError, "longer than the model's context"),  # the caller's fault
     ],
 )
-def test_what_the_engine_cannot_take_fails_alone(
+def test_failing_call_does_not_affect_others_in_its_batch(
     echo: Echo, batches: MicroBatches, bad: str, kind: type[Exception], message: str
 ) -> None:
     good, fails, other = echo.answer(batches, ("a",), (bad,), ("b",))
@@ -143,7 +141,7 @@ def test_what_the_engine_cannot_take_fails_alone(
     assert ask(batches, "after") == ["after 4"]
 
 
-def test_closing_ends_what_is_in_flight_and_refuses_the_rest(echo: Echo, batches: MicroBatches) -> None:
+def test_close_finishes_the_call_in_flight_and_rejects_the_rest(echo: Echo, batches: MicroBatches) -> None:
     first, waiting = echo.hold(batches, ("waiting",))
     closing = echo.pool.submit(batches.close)
     while not batches._closed:
@@ -158,7 +156,7 @@ def test_closing_ends_what_is_in_flight_and_refuses_the_rest(echo: Echo, batches
     assert echo.calls == [["first"]]
 
 
-def test_closing_ends_the_batch_in_flight_where_the_engine_can_and_tries_none_of_its_calls_again(echo: Echo) -> None:
+def test_close_aborts_the_batch_in_flight_without_retries(echo: Echo) -> None:
     echo.can_end = True
     batches = MicroBatches(echo, window_s=0.5, max_size=2)
     calls = [echo.pool.submit(ask, batches, text) for text in "ab"]

@@ -1,4 +1,4 @@
-"""The client of a chat server, against real ones on loopback that are slow, busy, broken or gone."""
+"""The chat server client, against loopback servers that are slow, busy, broken or gone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from think_as_locals.types import Rollout, ServerError
 KEY = "sk-very-secret-0123456789"
 GREEDY = Sampling(max_completion_length=16, seed=3)
 LABELLED = Sampling(max_completion_length=16, seed=3, label_opening="<verdict>")
-NOBODY = "http://127.0.0.1:9/v1"
+CLOSED_URL = "http://127.0.0.1:9/v1"
 
 Respond = Callable[[str, int], Answer]
 """The answer to the text of a conversation, and to how often it has come."""
@@ -121,9 +121,7 @@ def fault(engine: Engine, count: int = 1) -> tuple[str, dict[int, Rollout]]:
     return message, kept
 
 
-def test_each_reply_is_kept_in_its_place_whatever_comes_first_and_no_more_are_asked_at_a_time(
-    loopback: Loopback,
-) -> None:
+def test_completions_keep_their_order_and_concurrency_is_limited(loopback: Loopback) -> None:
     def later_ones_first(text: str, tries: int) -> Answer:
         time.sleep(0.02 * (5 - int(text) % 5))
         return echo(text)
@@ -137,7 +135,7 @@ def test_each_reply_is_kept_in_its_place_whatever_comes_first_and_no_more_are_as
     assert loopback.most == 5
 
 
-def test_a_request_holds_how_to_sample_and_fields_change_it(loopback: Loopback) -> None:
+def test_request_holds_sampling_settings_and_fields_override_them(loopback: Loopback) -> None:
     sample_all(client(loopback.url), conversations(1), GREEDY)
     settings = {"model": "judge", "temperature": 0.0, "max_tokens": 16, "seed": 3}
     body = {**settings, "messages": [{"role": "user", "content": "0"}]}
@@ -149,13 +147,13 @@ def test_a_request_holds_how_to_sample_and_fields_change_it(loopback: Loopback) 
     assert (body.keys(), body["max_completion_tokens"]) == ({"model", "messages", "seed", "max_completion_tokens"}, 9)
 
 
-def test_nothing_to_complete_is_done_at_once(loopback: Loopback) -> None:
+def test_no_conversations_send_no_request(loopback: Loopback) -> None:
     assert sample_all(client(loopback.url), [], GREEDY) == []
     assert loopback.asked == []
 
 
 @pytest.mark.parametrize("trouble", [(503, "busy", {}), (500, "", {}), (429, "slow down", {}), (HANGS_UP, "", {})])
-def test_what_may_pass_is_tried_again(loopback: Loopback, trouble: Answer) -> None:
+def test_transient_error_is_retried(loopback: Loopback, trouble: Answer) -> None:
     loopback.respond = lambda text, tries: trouble if tries < 4 else echo(text)
     kept: dict[int, Rollout] = {}
     client(loopback.url).sample(conversations(3), GREEDY, kept.__setitem__)
@@ -164,14 +162,14 @@ def test_what_may_pass_is_tried_again(loopback: Loopback, trouble: Answer) -> No
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_server_that_asks_to_wait_is_left_alone_for_so_long(loopback: Loopback, status: int) -> None:
+def test_retry_after_is_respected(loopback: Loopback, status: int) -> None:
     loopback.respond = lambda text, tries: (status, "", {"Retry-After": "1"}) if tries == 1 else echo(text)
     assert len(sample_all(client(loopback.url, timeout_s=0.5), conversations(1), GREEDY)) == 1  # which is no silence
     first, second = loopback.times
     assert 1 <= second - first < 3
 
 
-def test_a_server_that_asks_to_wait_past_the_deadline_is_not_waited_for(loopback: Loopback) -> None:
+def test_retry_after_beyond_the_deadline_fails_at_once(loopback: Loopback) -> None:
     loopback.respond = lambda *_: (429, "quota", {"Retry-After": "3600"})
     started = time.monotonic()
     message, _ = fault(client(loopback.url))
@@ -180,7 +178,7 @@ def test_a_server_that_asks_to_wait_past_the_deadline_is_not_waited_for(loopback
         assert part in message
 
 
-def test_retry_after_is_a_number_or_a_date() -> None:
+def test_retry_after_is_parsed_as_a_number_or_date() -> None:
     def asked(value: str) -> float:
         return _retry_after(httpx.Response(429, headers={"Retry-After": value}))
 
@@ -191,9 +189,7 @@ def test_retry_after_is_a_number_or_a_date() -> None:
     assert _retry_after(httpx.Response(429)) == 0
 
 
-def test_pauses_double_to_a_limit_and_are_the_same_for_the_same_seed(
-    loopback: Loopback, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backoff_doubles_up_to_a_limit_and_is_seeded(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     def pauses(seed: int) -> list[float]:
         slept: list[float] = []
 
@@ -228,9 +224,7 @@ def test_pauses_double_to_a_limit_and_are_the_same_for_the_same_seed(
         (307, ("redirect to http://elsewhere.example/***", "redirects are not followed")),
     ],
 )
-def test_a_request_error_ends_everything_at_once_and_its_message_names_the_remedy(
-    loopback: Loopback, status: int, parts: tuple[str, ...]
-) -> None:
+def test_client_error_stops_at_once_and_names_a_remedy(loopback: Loopback, status: int, parts: tuple[str, ...]) -> None:
     headers = {"Location": f"http://elsewhere.example/{KEY}"}
     loopback.respond = lambda *_: (status, {"error": f"Incorrect key provided: {KEY}"}, headers)
     message, _ = fault(client(loopback.url, concurrency=1), 9)
@@ -239,9 +233,7 @@ def test_a_request_error_ends_everything_at_once_and_its_message_names_the_remed
         assert part in message
 
 
-def test_a_key_that_is_echoed_is_in_no_message_not_even_in_part(
-    loopback: Loopback, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_echoed_key_is_redacted_from_messages_and_logs(loopback: Loopback, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for length in range(280, 300, 3):
         loopback.respond = lambda *_, length=length: (401, "x" * length + KEY, {})
@@ -257,14 +249,14 @@ def test_a_key_that_is_echoed_is_in_no_message_not_even_in_part(
         *({"choices": choices} for choices in ([], [{"message": None}], [{"message": {"content": [1]}}])),
     ],
 )
-def test_what_is_no_completion_is_an_error(loopback: Loopback, content: Any) -> None:
+def test_malformed_completion_is_rejected(loopback: Loopback, content: Any) -> None:
     loopback.respond = lambda *_: (200, content, {})
     assert "expected a chat completion" in fault(client(loopback.url))[0]
     assert len(loopback.asked) == 1
 
 
 @pytest.mark.parametrize("charset", ["zlib", "hex", "rot13", "undefined", "idna"])  # of Python, and not of texts
-def test_an_answer_is_utf8_whatever_its_header_says(loopback: Loopback, charset: str) -> None:
+def test_answer_is_decoded_as_utf8_despite_its_charset_header(loopback: Loopback, charset: str) -> None:
     loopback.respond = lambda *_: (400, "no such field", {"Content-Type": f"text/plain; charset={charset}"})
     assert "got 400 with 'no such field'" in fault(client(loopback.url))[0]
 
@@ -276,7 +268,7 @@ def test_an_answer_is_utf8_whatever_its_header_says(loopback: Loopback, charset:
         ("br", b"", "an answer compressed with 'br'"),
     ],
 )
-def test_an_answer_that_expands_to_more_than_any_should_be_is_not_read(
+def test_oversized_or_unsupported_compressed_answer_is_rejected(
     loopback: Loopback, monkeypatch: pytest.MonkeyPatch, compression: str, content: bytes, got: str
 ) -> None:
     monkeypatch.setattr(chat_server, "_MAX_ANSWER", 1_000_000)
@@ -284,7 +276,7 @@ def test_an_answer_that_expands_to_more_than_any_should_be_is_not_read(
     assert got in fault(client(loopback.url))[0]
 
 
-def test_a_conversation_without_a_reply_ends_at_its_deadline(loopback: Loopback) -> None:
+def test_unanswered_conversation_fails_at_its_deadline(loopback: Loopback) -> None:
     loopback.hang_at("2")
     started = time.monotonic()
     message, kept = fault(client(loopback.url, deadline_s=0.5, concurrency=2), 4)
@@ -293,42 +285,42 @@ def test_a_conversation_without_a_reply_ends_at_its_deadline(loopback: Loopback)
     assert kept == echoed(0, 1, 3)
 
 
-def test_a_server_that_always_fails_is_given_up_at_the_deadline(loopback: Loopback) -> None:
+def test_always_failing_server_is_retried_until_the_deadline(loopback: Loopback) -> None:
     loopback.respond = lambda *_: (500, "EngineDeadError", {})
     assert "EngineDeadError" in fault(client(loopback.url, deadline_s=0.4))[0]
     assert len(loopback.asked) > 2
 
 
-def test_a_silent_server_is_given_up_before_the_deadlines(loopback: Loopback) -> None:
+def test_silent_server_fails_after_timeout(loopback: Loopback) -> None:
     loopback.hang_at(*map(str, range(3, 9)))
     started = time.monotonic()
     assert "no answer for 0.6 s" in fault(client(loopback.url, timeout_s=0.6), 9)[0]
     assert 0.6 <= time.monotonic() - started < 5
 
 
-def test_where_nobody_listens_it_ends_at_once() -> None:
+def test_refused_connection_fails_at_once() -> None:
     started = time.monotonic()
-    message = fault(client(NOBODY, key_variable=None, timeout_s=60, deadline_s=60))[0]
+    message = fault(client(CLOSED_URL, key_variable=None, timeout_s=60, deadline_s=60))[0]
     assert "ConnectError" in message
     assert "nothing answers there: start the server, or correct the url" in message
     assert time.monotonic() - started < 5
 
 
-def test_a_server_without_tls_is_not_called_absent(loopback: Loopback) -> None:
+def test_https_to_a_plain_http_server_gives_a_tls_hint(loopback: Loopback) -> None:
     url = loopback.url.replace("http://", "https://")
     message = fault(client(url, key_variable=None, timeout_s=60, deadline_s=60))[0]
     assert "SSL" in message
     assert "it speaks no TLS (then the url begins with http://)" in message
 
 
-def test_where_a_server_was_it_is_waited_for() -> None:
+def test_server_reached_before_is_retried_until_the_limit() -> None:
     for limits, got in (({"timeout_s": 0.6}, "no answer for 0.6 s"), ({"deadline_s": 0.6}, "tries for conversation 0")):
-        server = client(NOBODY, key_variable=None, **limits)
+        server = client(CLOSED_URL, key_variable=None, **limits)
         server.reached.add("its route")
         assert got in fault(server)[0]
 
 
-def test_what_was_kept_before_a_fault_stays_and_nothing_is_asked_after_it(loopback: Loopback) -> None:
+def test_error_keeps_earlier_completions_and_sends_no_more_requests(loopback: Loopback) -> None:
     loopback.respond = lambda text, tries: (400, "too long", {}) if text == "5" else echo(text)
     message, kept = fault(client(loopback.url, concurrency=1), 50)
     assert "too long" in message
@@ -336,7 +328,7 @@ def test_what_was_kept_before_a_fault_stays_and_nothing_is_asked_after_it(loopba
     assert len(loopback.asked) == 6
 
 
-def test_an_error_of_keep_comes_through_as_it_is(loopback: Loopback) -> None:
+def test_error_of_the_deliver_callback_is_not_wrapped(loopback: Loopback) -> None:
     def full(place: int, reply: Rollout) -> None:
         raise OSError(28, "No space left on device")
 
@@ -345,15 +337,15 @@ def test_an_error_of_keep_comes_through_as_it_is(loopback: Loopback) -> None:
 
 
 @pytest.fixture
-def heeded_ctrl_c() -> Iterator[None]:
+def sigint_raises() -> Iterator[None]:
     """As in a terminal: processes that are started by others may ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("heeded_ctrl_c")
-def test_ctrl_c_ends_it_with_all_that_was_in_flight(loopback: Loopback) -> None:
+@pytest.mark.usefixtures("sigint_raises")
+def test_ctrl_c_cancels_requests_in_flight(loopback: Loopback) -> None:
     kept: dict[int, Rollout] = {}
 
     def interrupt(place: int, reply: Rollout) -> None:
@@ -367,8 +359,8 @@ def test_ctrl_c_ends_it_with_all_that_was_in_flight(loopback: Loopback) -> None:
     assert len(loopback.asked) <= 4
 
 
-@pytest.mark.usefixtures("heeded_ctrl_c")
-def test_ctrl_c_ends_it_in_a_notebook_too(loopback: Loopback) -> None:
+@pytest.mark.usefixtures("sigint_raises")
+def test_ctrl_c_cancels_requests_in_a_notebook(loopback: Loopback) -> None:
     main = threading.main_thread().ident
     assert main is not None
 
@@ -387,7 +379,7 @@ def test_ctrl_c_ends_it_in_a_notebook_too(loopback: Loopback) -> None:
     assert len(loopback.asked) < 50
 
 
-def test_a_reply_is_any_text_with_its_finish_reason(loopback: Loopback) -> None:
+def test_rollout_holds_text_and_finish_reason(loopback: Loopback) -> None:
     assert one(loopback, completion(None, "length")) == Rollout(text="", finish_reason="length")
     filtered = {"choices": [{"message": {}, "finish_reason": "content_filter"}]}
     assert one(loopback, (200, filtered, {})) == Rollout(text="", finish_reason="content_filter")
@@ -400,7 +392,7 @@ def a_token(text: str, log_prob: float, **others: float) -> dict[str, Any]:
     return {"token": text, "logprob": log_prob, "top_logprobs": near}
 
 
-def test_labels_have_the_log_probabilities_of_the_verdicts_place(loopback: Loopback) -> None:
+def test_label_log_probs_come_from_the_verdict_token(loopback: Loopback) -> None:
     tokens = [
         a_token("A", -9.0, A=-9.0, B=-8.0),
         *(a_token(text, -0.1) for text in ("<", "ver", "dict", ">")),
@@ -416,7 +408,7 @@ def test_labels_have_the_log_probabilities_of_the_verdicts_place(loopback: Loopb
 
 
 @pytest.mark.parametrize("log_prob", [float("nan"), float("-inf")])
-def test_a_log_probability_that_is_not_finite_is_left_out(loopback: Loopback, log_prob: float) -> None:
+def test_non_finite_label_log_prob_is_dropped(loopback: Loopback, log_prob: float) -> None:
     tokens = [a_token("<verdict>", 0.0), a_token("B", -0.2, B=-0.2, A=log_prob)]
     assert one(loopback, completion("", logprobs={"content": tokens}), LABELLED).label_log_probs == {"B": -0.2}
 
@@ -430,27 +422,27 @@ def test_a_log_probability_that_is_not_finite_is_left_out(loopback: Loopback, lo
         {"content": [a_token("<verdict>", 0.0), a_token("A<", -0.5)]},
     ],
 )
-def test_without_a_token_that_is_just_the_label_there_are_none(loopback: Loopback, logprobs: Any) -> None:
+def test_label_log_probs_are_empty_without_a_label_token(loopback: Loopback, logprobs: Any) -> None:
     rollout = one(loopback, completion("A", logprobs=logprobs), LABELLED)
     assert rollout == Rollout(text="A", finish_reason="stop")
 
 
 @pytest.mark.parametrize("key", ["", "  ", "two words", "secrét", "line\nbreak"])
-def test_a_key_that_is_none_is_refused_without_being_repeated(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_invalid_key_is_rejected_without_being_repeated(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("MY_KEY", key)
     with pytest.raises(ServerError, match="MY_KEY") as caught:
-        client(NOBODY)
+        client(CLOSED_URL)
     assert not key.strip() or key not in str(caught.value)
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ServerError, match="MY_KEY is not set"):
-        client(NOBODY)
+        client(CLOSED_URL)
 
 
 @pytest.mark.parametrize(
     "url",
     ["", "127.0.0.1:8000/v1", "ftp://x/v1", "http://", "http://me:pass@x/v1", "http://x:y/v1", "http://x/v1?key=pass"],
 )
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(ServerError, match="not the url of a server") as caught:
         client(url, key_variable=None)
     assert "pass" not in str(caught.value)

@@ -51,7 +51,7 @@ def row_ends(rows: torch.Tensor, _: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "top_k": 0, "temperature": 1.5}])
-def test_prompts_are_read_once_ended_rows_leave_and_the_tokens_are_those_of_transformers(
+def test_decoding_equals_transformers_with_shared_prefill_and_finished_rows_removed(
     name: str, sampling: dict[str, Any]
 ) -> None:
     model = MODELS[name].eval().double()
@@ -84,7 +84,7 @@ def test_prompts_are_read_once_ended_rows_leave_and_the_tokens_are_those_of_tran
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "no cache of keys"])
-def test_scores_of_rows_that_end_at_different_times_are_those_of_a_full_pass(name: str) -> None:
+def test_log_probs_equal_a_full_forward_pass_when_rows_end_at_different_times(name: str) -> None:
     model = MODELS[name].eval().float()
     ids, mask = padded(ROWS, "left")
     steps: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -106,7 +106,7 @@ def test_scores_of_rows_that_end_at_different_times_are_those_of_a_full_pass(nam
         assert torch.allclose(scores.log_softmax(-1), full.log_softmax(-1), atol=1e-5)
 
 
-def test_in_half_precision_each_row_has_its_copy_of_a_prompt() -> None:
+def test_half_precision_copies_the_prompt_for_each_row() -> None:
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)).eval().bfloat16()
     ids, mask = padded(ROWS, "left")
     once: list[bool] = []
@@ -117,7 +117,7 @@ def test_in_half_precision_each_row_has_its_copy_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("search", [{"num_beams": 2}, {"guidance_scale": 1.5}])
-def test_what_needs_every_row_is_left_to_transformers(search: dict[str, Any]) -> None:
+def test_unsupported_searches_fall_back_to_transformers(search: dict[str, Any]) -> None:
     model = MODELS["qwen3"].eval().double()
     ids, mask = padded(ROWS, "left")
     config = GenerationConfig(max_new_tokens=10, eos_token_id=2, pad_token_id=2, do_sample=False, **search)
@@ -125,7 +125,7 @@ def test_what_needs_every_row_is_left_to_transformers(search: dict[str, Any]) ->
     assert generate(model, **rows).tolist() == model.generate(**rows).tolist()
 
 
-def test_keys_and_values_grow_in_place_and_are_those_of_a_dynamic_layer() -> None:
+def test_growing_layer_equals_a_dynamic_layer_and_grows_in_place() -> None:
     ours, theirs, places, rows = GrowingLayer(), DynamicLayer(), [], 3
     for step in range(60):
         new = torch.randn(2, rows, 2, 1 if step else 8, 4)  # keys and values
@@ -143,7 +143,7 @@ def test_keys_and_values_grow_in_place_and_are_those_of_a_dynamic_layer() -> Non
     assert len(set(places)) < 12
 
 
-def test_prompts_that_differ_in_their_padding_alone_are_two() -> None:
+def test_prompts_that_differ_only_in_padding_are_not_shared() -> None:
     ids, mask = torch.arange(5, 9).repeat(2, 1), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
     model = MODELS["qwen3"].eval().double()
     rows = torch.tensor([0, 1, 0])

@@ -1,4 +1,4 @@
-"""Chats of any tokenizer and template, and files beside a model, in a directory and on a Hub."""
+"""Chats for any tokenizer and template, and a model's files in a directory or on the Hub."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def chat(template: str, *added: str) -> Chat:
 
 
 @pytest.mark.parametrize("added", [("<think>", "</think>"), ()])
-def test_marks_that_the_template_knows_are_control_tokens_special_or_not(added: tuple[str, ...]) -> None:
+def test_special_tokens_include_marks_of_the_chat_template(added: tuple[str, ...]) -> None:
     thinking = chat(THINKS, *added, "<b>", "\n\n", "with palms")
     assert {"<think>", "</think>", "<|end|>"} <= set(thinking.special_tokens)
     assert not {"<b>", "\n\n", "with palms"} & set(thinking.special_tokens)
@@ -65,7 +65,7 @@ READ = [("In %?", "its control token '<|stop|>'"), ("So ¤/Verdict€.", "the re
 
 
 @pytest.mark.parametrize(("text", "found"), READ)
-def test_what_the_tokenizer_reads_however_it_is_broken_refuses_the_item(text: str, found: str) -> None:
+def test_check_texts_rejects_text_that_tokenizes_to_reserved_tokens(text: str, found: str) -> None:
     odd = Chat(odd_tokenizer())
     odd.check_texts([replace(an_item(1), prompt="<|stop|> here? <|STOP|> <verdict> ¤3 ¤b€")])
     message = f"item 'item-2': this model's tokenizer reads {found} in {text!r}"
@@ -95,7 +95,7 @@ SCORERS: dict[str, Reads] = {
 
 
 @pytest.mark.parametrize("reads", READERS | SCORERS)
-def test_all_that_read_items_ask_the_tokenizer_first(reads: str, tmp_path: Path) -> None:
+def test_every_model_and_trainer_rejects_items_with_reserved_tokens(reads: str, tmp_path: Path) -> None:
     kind = Qwen3ForCausalLM if reads in READERS else Qwen3ForSequenceClassification
     path = write_model(tmp_path, kind, 0, odd_tokenizer(), num_labels=1)
     for text, found in READ:
@@ -104,20 +104,20 @@ def test_all_that_read_items_ask_the_tokenizer_first(reads: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("template", [REFUSES, DROPS])
-def test_a_system_turn_that_the_template_does_not_take_opens_the_users(template: str) -> None:
+def test_unsupported_system_turn_is_merged_into_the_user_turn(template: str) -> None:
     system, user = render(an_item(1))
     text = chat(template).text([system, user], add_generation_prompt=False)
     assert text == f"<|user|>{system['content']}\n\n{user['content']}"
 
 
-def test_a_system_turn_that_the_template_takes_stays_one() -> None:
+def test_supported_system_turn_is_kept() -> None:
     system, user = render(an_item(1))
     text = Chat(a_tokenizer()).text([system, user], add_generation_prompt=True)
     assert text == f"<|system|>{system['content']}<|user|>{user['content']}<|assistant|>"
 
 
 @pytest.mark.parametrize(("declared", "ends"), [(None, set()), (3, {3}), ([3, 4], {3, 4})])
-def test_ends_are_the_tokenizers_and_those_that_the_model_declares(
+def test_eos_token_ids_join_tokenizer_and_model_config(
     declared: int | list[int] | None, ends: set[int], tmp_path: Path
 ) -> None:
     path = write_language_model(tmp_path, seed=0, eos_token_id=7)
@@ -128,7 +128,7 @@ def test_ends_are_the_tokenizers_and_those_that_the_model_declares(
     assert Chat.load(path, None, {}).eos_token_ids == {own, 7}
 
 
-def test_a_large_vocabulary_of_control_tokens_is_listed_once() -> None:
+def test_special_tokens_are_cached() -> None:
     tokenizer = a_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<unused>"]})
     asked = Chat(tokenizer)
@@ -175,7 +175,7 @@ def load_judges(home: Path, **environment: str) -> list[Any]:
     return answers
 
 
-def test_settings_and_tokens_come_from_the_hub_and_offline_from_its_cache(tmp_path: Path) -> None:
+def test_judge_settings_come_from_the_hub_or_its_cache(tmp_path: Path) -> None:
     with answering(hub) as url:
         online = load_judges(tmp_path, HF_ENDPOINT=url, HF_HUB_OFFLINE="0")
     judge, chat_model, gone, named, short, changed = online
@@ -193,11 +193,11 @@ def test_settings_and_tokens_come_from_the_hub_and_offline_from_its_cache(tmp_pa
     assert offline[3:] == online[3:]
 
 
-def test_a_hub_that_cannot_be_asked_is_no_model_without_settings(tmp_path: Path) -> None:
+def test_offline_hub_without_cache_is_an_error(tmp_path: Path) -> None:
     assert "(LocalEntryNotFoundError)" in load_judges(tmp_path, HF_HUB_OFFLINE="1")[0]
 
 
-def test_a_hub_that_cannot_be_reached_is_not_asked_again(tmp_path: Path) -> None:
+def test_unreachable_hub_is_not_retried(tmp_path: Path) -> None:
     """Its client would retry each file five times, for 23 s."""
     done = launch(
         sys.executable, "-c", PROGRAM, HF_HOME=str(tmp_path), HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0"
@@ -206,7 +206,7 @@ def test_a_hub_that_cannot_be_reached_is_not_asked_again(tmp_path: Path) -> None
     assert "Retrying" not in done.stderr
 
 
-def test_files_of_a_directory(tmp_path: Path) -> None:
+def test_model_file_is_found_in_a_directory(tmp_path: Path) -> None:
     assert model_file(str(tmp_path), "tal_judge.json") is None
     (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])
     assert model_file(str(tmp_path), "tokenizer.json") == tmp_path / "tokenizer.json"
@@ -223,7 +223,7 @@ def test_files_of_a_directory(tmp_path: Path) -> None:
         ("chat_template.jinja", "{{ m }}", ()),
     ],
 )
-def test_a_served_judges_template_shows_marks_that_are_no_special_tokens(
+def test_special_tokens_of_a_served_judge_include_template_marks(
     tmp_path: Path, name: str, content: str, marks: tuple[str, ...]
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])

@@ -1,4 +1,4 @@
-"""Packed rows against separate rows, on a model of our own."""
+"""Packed rows give the same scores and gradients as separate rows, on a small model."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ batches = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(groups=batches)
-def test_packed_rows_score_as_separate_rows(groups: list[tuple[list[int], list[list[int]]]]) -> None:
+def test_packed_log_probs_match_separate_rows(groups: list[tuple[list[int], list[list[int]]]]) -> None:
     model = model_of()
     prompts = [torch.tensor(prompt) for prompt, group in groups for _ in group]
     completions = [torch.tensor(completion, dtype=torch.long) for _, group in groups for completion in group]
@@ -97,7 +97,7 @@ def test_packed_rows_score_as_separate_rows(groups: list[tuple[list[int], list[l
         assert completions[row][column] == label
 
 
-def test_a_group_of_equal_prompts_holds_its_prompt_once() -> None:
+def test_pack_stores_a_shared_prompt_once() -> None:
     prompt = torch.arange(10)
     packed = packing.pack([prompt] * 3, [torch.tensor([1, 2]), torch.tensor([], dtype=torch.long), torch.tensor([3])])
     assert packed.tokens.shape == (1, 9 + 2 + 1)
@@ -108,7 +108,7 @@ def test_a_group_of_equal_prompts_holds_its_prompt_once() -> None:
 
 
 @pytest.mark.parametrize("grouped", [True, False])  # a kernel that takes fewer key heads than query heads, or not
-def test_gradients_are_those_of_separate_rows(monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
+def test_packed_gradients_match_separate_rows(monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
     monkeypatch.setattr(packing, "_grouped_heads_are_fast", lambda query: grouped)
     dispatch, asked = CausalBias._dispatch, set[tuple[bool, bool]]()
 
@@ -142,7 +142,7 @@ def test_gradients_are_those_of_separate_rows(monkeypatch: pytest.MonkeyPatch, g
         max_size=3,
     )
 )
-def test_scores_and_gradients_are_those_of_separate_rows(
+def test_packed_scores_and_gradients_match_separate_rows(
     family: type[PreTrainedModel], groups: list[tuple[list[int], list[list[int]]]]
 ) -> None:
     model = classifier_of(family)
@@ -158,14 +158,14 @@ def test_scores_and_gradients_are_those_of_separate_rows(
     torch.testing.assert_close(*gradients, atol=1e-5 * float(gradients[1].abs().max().clamp(min=1)), rtol=1e-4)
 
 
-def test_rows_of_a_group_hold_their_common_beginning_once() -> None:
+def test_pack_rows_stores_a_shared_prefix_once() -> None:
     packed = packing.pack_rows([[[1, 2, 3, 4], [1, 2, 5], [1, 2]], [[7]]], torch.device("cpu"))
     assert packed.tokens.tolist() == [[1, 2, 3, 4, 2, 5, 2, 7]]
     assert packed.positions.tolist() == [[0, 1, 2, 3, 1, 2, 1, 0]]
     assert packed.scored.tolist() == [3, 5, 6, 7]
 
 
-def test_a_prepared_model_computes_usual_rows_as_before() -> None:
+def test_prepared_model_is_unchanged_on_unpacked_rows() -> None:
     prepared, ids = model_of(), torch.arange(12).view(2, 6)
     packing.prepare(prepared)  # as a second trainer of the same model does
     assert packing.log_probs(prepared, packing.pack([ids[0]], [ids[1]]))[0].shape == (6,)
@@ -174,7 +174,7 @@ def test_a_prepared_model_computes_usual_rows_as_before() -> None:
     assert torch.equal(prepared(input_ids=ids).logits, plain(input_ids=ids).logits)
 
 
-def test_nothing_to_score_is_refused() -> None:
+def test_pack_rejects_empty_completions_and_prompts() -> None:
     with pytest.raises(ValueError, match="nothing to pack"):
         packing.pack([torch.tensor([1])], [torch.tensor([], dtype=torch.long)])
     with pytest.raises(ValueError, match="a prompt before each"):
@@ -190,7 +190,7 @@ def test_nothing_to_score_is_refused() -> None:
         ("meta", torch.bfloat16, 257, False),
     ],
 )
-def test_grouped_heads_are_left_to_sdpa_where_that_writes_no_scores(
+def test_grouped_heads_are_fast_only_on_supported_kernels(
     device: str, dtype: torch.dtype, width: int, fast: bool
 ) -> None:
     assert packing._grouped_heads_are_fast(torch.empty(1, width, device=device, dtype=dtype)) is fast
@@ -205,13 +205,13 @@ def test_grouped_heads_are_left_to_sdpa_where_that_writes_no_scores(
         ("kernels-community/flash-mla", False),
     ],
 )
-def test_flash_kernels_of_the_hub_share_prefixes_under_their_own_names(name: str, shares: bool) -> None:
+def test_hub_flash_attention_kernels_are_supported_by_name(name: str, shares: bool) -> None:
     model = model_of()
     model.config._attn_implementation = name
     assert (packing.unsupported_reason(model) is None) is shares
 
 
-def test_a_flash_kernel_gets_the_trunk_and_its_branches_as_rows_of_a_batch() -> None:
+def test_flash_kernel_receives_trunk_and_branches_as_batch_rows() -> None:
     """Such a kernel takes no mask and aligns causal attention to the end; it reads sequences off `position_ids`."""
     shapes = []
 

@@ -1,4 +1,4 @@
-"""Several vLLM servers as one: who samples what, and what becomes of the part of one that fails."""
+"""A pool of vLLM servers: how prompts are shared out, and how a failed server's part is resampled."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def sampled(pool: VLLMServers) -> list[list[int]]:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), min_size=1), st.integers(1, 4), st.integers(0, 9))
-def test_every_prompt_has_one_server_and_loads_are_balanced(
+def test_share_assigns_every_prompt_once_and_balances_load(
     prompts: list[list[int]], count: int, max_tokens: int
 ) -> None:
     parts = share(prompts, count, max_tokens)
@@ -77,7 +77,7 @@ def test_every_prompt_has_one_server_and_loads_are_balanced(
     assert max(loads) - min(loads) <= max(tokens.values())
 
 
-def test_a_batch_is_shared_and_comes_back_in_order(pool: tuple[VLLMServers, list[Echo]]) -> None:
+def test_batch_is_split_over_servers_and_returned_in_order(pool: tuple[VLLMServers, list[Echo]]) -> None:
     servers, echoes = pool
     assert sampled(servers) == PROMPTS
     assert [len(echo.sampled) for echo in echoes] == [1, 1]
@@ -85,7 +85,7 @@ def test_a_batch_is_shared_and_comes_back_in_order(pool: tuple[VLLMServers, list
 
 
 @pytest.mark.parametrize("fault", ["dies", "restarted"])
-def test_the_part_of_one_that_fails_is_sampled_by_the_other(pool: tuple[VLLMServers, list[Echo]], fault: str) -> None:
+def test_part_of_a_failed_server_is_sampled_by_the_other(pool: tuple[VLLMServers, list[Echo]], fault: str) -> None:
     servers, echoes = pool
     if fault == "dies":
         echoes[1].dies = True
@@ -103,7 +103,7 @@ def test_the_part_of_one_that_fails_is_sampled_by_the_other(pool: tuple[VLLMServ
     assert len(echoes[1].sampled) == 1
 
 
-def test_where_none_is_left_weights_are_asked_for_and_then_the_run_ends(pool: tuple[VLLMServers, list[Echo]]) -> None:
+def test_no_server_left_raises_other_weights_then_server_error(pool: tuple[VLLMServers, list[Echo]]) -> None:
     servers, echoes = pool
     for echo in echoes:
         echo.dead = True
@@ -114,7 +114,7 @@ def test_where_none_is_left_weights_are_asked_for_and_then_the_run_ends(pool: tu
         servers.states()
 
 
-def test_one_that_hangs_costs_the_others_half_of_the_time_once(pool: tuple[VLLMServers, list[Echo]]) -> None:
+def test_hanging_server_costs_half_the_time_limit_once(pool: tuple[VLLMServers, list[Echo]]) -> None:
     servers, echoes = pool
     servers._short_s = 0.3
     echoes[1].hangs = True
@@ -134,7 +134,7 @@ def test_one_that_hangs_costs_the_others_half_of_the_time_once(pool: tuple[VLLMS
     assert echoes[1].asked == ["/collective_rpc"] * 3 + ["/metrics"]
 
 
-def test_a_fault_is_reported_once(pool: tuple[VLLMServers, list[Echo]], caplog: pytest.LogCaptureFixture) -> None:
+def test_server_fault_is_logged_once(pool: tuple[VLLMServers, list[Echo]], caplog: pytest.LogCaptureFixture) -> None:
     servers, echoes = pool
     echoes[1].dead = True
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_a_fault_is_reported_once(pool: tuple[VLLMServers, list[Echo]], caplog: 
     assert reported in record.getMessage()
 
 
-def test_no_thread_that_waits_for_a_server_keeps_the_process_from_ending(
+def test_pending_request_does_not_block_process_exit(
     pool: tuple[VLLMServers, list[Echo]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, before, during = pool[0], set(threading.enumerate()), set[threading.Thread]()

@@ -1,4 +1,4 @@
-"""Models as they come: habits of their own, no padding token, few positions, no head of a language model."""
+"""The transformers engine with unusual models: own generation config, no padding token, few positions, no LM head."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.types import ModelError, Rollout
 
 CONVERSATIONS = [[{"role": "user", "content": text}] for text in ("rice", "tea and bread", "soup in the morning")]
-HABITS = {"repetition_penalty": 3.0, "min_new_tokens": 3, "bad_words_ids": [[5]], "no_repeat_ngram_size": 1}
-SAMPLING_HABITS = {"do_sample": True, "temperature": 0.7, "top_p": 0.01, "top_k": 20}
+GENERATION_OVERRIDES = {
+    "repetition_penalty": 3.0,
+    "min_new_tokens": 3,
+    "bad_words_ids": [[5]],
+    "no_repeat_ngram_size": 1,
+}
+SAMPLING_OVERRIDES = {"do_sample": True, "temperature": 0.7, "top_p": 0.01, "top_k": 20}
 
 
 def load(path: str) -> TransformersEngine:
@@ -32,17 +37,17 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_models_own_generation_config_changes_nothing(
+def test_generation_config_of_the_model_is_ignored(
     plain: TransformersEngine, tmp_path: Path, temperature: float
 ) -> None:
     path = Path(write_language_model(tmp_path, seed=0))
-    (path / "generation_config.json").write_text(json.dumps({**HABITS, **SAMPLING_HABITS}))
+    (path / "generation_config.json").write_text(json.dumps({**GENERATION_OVERRIDES, **SAMPLING_OVERRIDES}))
     engine = load(str(path))
     assert sampled(engine, temperature) == sampled(plain, temperature)
     assert engine.model.generation_config.repetition_penalty == 3.0  # which a trainer saves with the model
 
 
-def test_a_tokenizer_without_padding_or_end_samples_the_same(plain: TransformersEngine, tmp_path: Path) -> None:
+def test_tokenizer_without_pad_or_eos_token_samples_the_same(plain: TransformersEngine, tmp_path: Path) -> None:
     tokenizer = a_tokenizer()
     tokenizer.pad_token = None
     path = write_model(tmp_path / "no_pad", Qwen3ForCausalLM, 0, tokenizer, max_position_embeddings=4096)
@@ -52,18 +57,18 @@ def test_a_tokenizer_without_padding_or_end_samples_the_same(plain: Transformers
     assert {rollout.finish_reason for rollout in sampled(load(path))} == {"length"}
 
 
-def test_a_completion_ends_with_the_models_positions(tmp_path: Path) -> None:
+def test_completion_ends_at_max_position_embeddings(tmp_path: Path) -> None:
     path = write_model(tmp_path, Qwen3ForCausalLM, 0, a_tokenizer(), max_position_embeddings=30)
     engine = load(path)
     for prompt, rollout in zip(engine.chat.encode(CONVERSATIONS), sampled(engine), strict=True):
         assert (len(prompt) + len(rollout.token_ids), rollout.finish_reason) == (30, "length")
 
 
-def test_nothing_asked_is_nothing_sampled(plain: TransformersEngine) -> None:
+def test_no_conversations_give_no_rollouts(plain: TransformersEngine) -> None:
     assert sample_all(plain, [], Sampling(max_completion_length=1)) == []
 
 
-def test_a_classifier_and_a_model_without_template_are_no_judges(tmp_path: Path) -> None:
+def test_load_rejects_classifiers_and_models_without_a_template(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lacks weights .* lm_head\.weight\. Is it a classifier"):
         load(write_classifier(tmp_path / "classifier"))
     tokenizer = a_tokenizer()
@@ -72,6 +77,6 @@ def test_a_classifier_and_a_model_without_template_are_no_judges(tmp_path: Path)
         load(write_model(tmp_path / "base", Qwen3ForCausalLM, 0, tokenizer))
 
 
-def test_rollouts_of_chats_that_declare_no_positions_are_as_long_as_asked(plain: TransformersEngine) -> None:
+def test_chat_without_declared_positions_samples_the_same(plain: TransformersEngine) -> None:
     shared = TransformersEngine(plain.model, Chat(plain.chat.tokenizer, {}, plain.chat.eos_token_ids), 8)
     assert sampled(shared) == sampled(plain)

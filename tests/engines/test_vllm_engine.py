@@ -1,4 +1,4 @@
-"""The real engine, on CPU: the same words as transformers, and the policy's current weights after every sync."""
+"""The real vLLM engine on CPU: the same text as transformers, and the policy's current weights after every sync."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def measured(python: str, task: str, argument: Path, output: Path, status: int =
     return found
 
 
-def share_alike(texts: list[str], others: list[str]) -> float:
+def match_rate(texts: list[str], others: list[str]) -> float:
     return sum(a == b for a, b in zip(texts, others, strict=True)) / len(texts)
 
 
-def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(
+def test_vllm_matches_transformers_and_exits_with_its_killed_owner(
     small_run: Path, tmp_path: Path, warm_vllm: str
 ) -> None:
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
@@ -52,13 +52,13 @@ def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(
     assert found["positions"] == 1000  # of vllm's options, which reached it
     assert len(texts["vllm"]) == min(100, len(splits.test) + len(splits.train))
     # Two kernels may round a tie differently; a wrong weight or prompt would change nearly all.
-    assert share_alike(texts["vllm"], texts["transformers"]) >= 0.98
+    assert match_rate(texts["vllm"], texts["transformers"]) >= 0.98
     assert sum(map(bool, labels["vllm"])) >= 16
     for vllm, transformers in zip(labels["vllm"], labels["transformers"], strict=True):
         assert vllm == pytest.approx(transformers, abs=1e-4)
 
 
-def test_completions_that_vllm_cut_off_as_it_was_stopped_are_no_answers() -> None:
+def test_aborted_vllm_completions_raise() -> None:
     def generate(prompts: list[Any], params: Any, use_tqdm: bool) -> list[SimpleNamespace]:
         completion = SimpleNamespace(token_ids=[5, 6], finish_reason="abort", logprobs=None)
         return [SimpleNamespace(outputs=[completion]) for _ in prompts]
@@ -73,13 +73,13 @@ def test_completions_that_vllm_cut_off_as_it_was_stopped_are_no_answers() -> Non
             ask()
 
 
-def test_a_weight_sync_changes_the_samples_to_the_policys(small_run: Path, tmp_path: Path, warm_vllm: str) -> None:
+def test_weight_sync_makes_samples_match_the_policy(small_run: Path, tmp_path: Path, warm_vllm: str) -> None:
     texts = measured(warm_vllm, "sync", small_run, tmp_path / "sync")
     assert texts["after"] != texts["before"]
-    assert share_alike(texts["after"], texts["policy"]) >= 0.95
+    assert match_rate(texts["after"], texts["policy"]) >= 0.95
 
 
-def test_the_quick_start_runs_with_vllm(small_run: Path, tmp_path: Path) -> None:
+def test_quickstart_runs_with_vllm(small_run: Path, tmp_path: Path) -> None:
     # A judge that has the grammar: where all rewards are alike, there is nothing to compare.
     base = ["sft=null", "model.scratch=null", f"model.path={small_run / 'cold_start' / 'model'}"]
     words = [*(word for word in SMALL if not word.startswith(("sft.", "model."))), *base, "eval.max_items=4"]

@@ -1,4 +1,4 @@
-"""The client of a vLLM server, against answers that go wrong; tests/training/test_rollouts.py has the real one."""
+"""The vLLM server client, against faulty answers; tests/training/test_rollouts.py uses a real server."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def updating(now: bool) -> tuple[int, Any]:
     return 200, {"results": [{"updating": now}]}
 
 
-def test_the_key_goes_with_every_request_and_into_no_message(server: Scripted) -> None:
+def test_key_is_sent_with_requests_and_never_shown(server: Scripted) -> None:
     message = fault(server.client((401, "no")))
     assert server.asked == [("/collective_rpc", "Bearer secret")]  # a client error is not tried again
     assert "401" in message
     assert "secret" not in message
 
 
-def test_a_server_that_fails_is_tried_thrice_and_may_recover(server: Scripted) -> None:
+def test_failing_server_is_retried_three_times(server: Scripted) -> None:
     assert server.client((500, "EngineDeadError"), holds("w")).state() == {"weights": "w"}
     message = fault(server.client((500, "EngineDeadError")))
     assert "EngineDeadError" in message
@@ -77,15 +77,15 @@ def test_a_server_that_fails_is_tried_thrice_and_may_recover(server: Scripted) -
 
 
 @pytest.mark.parametrize("content", ["<html>", "[" * 100_000, [], {}, {"results": None}, {"results": ["up"]}])
-def test_another_server_is_named_as_one(server: Scripted, content: Any) -> None:
+def test_unexpected_answer_is_reported_as_another_server(server: Scripted, content: Any) -> None:
     assert f"{server.url} is no vLLM server that launch/vllm_server.sh" in fault(server.client((200, content)))
 
 
-def test_workers_with_different_weights_are_not_asked(server: Scripted) -> None:
+def test_workers_with_different_weights_are_rejected(server: Scripted) -> None:
     assert "differ" in fault(server.client(holds("a", "b")))
 
 
-def test_completions_are_by_the_weights_that_were_asked_for(server: Scripted) -> None:
+def test_complete_checks_the_weights_before_and_after(server: Scripted) -> None:
     client = server.client(holds("mine"), DIES, holds("mine"), ANSWERS, holds("mine"))
     [completion] = client.complete([[1]], "mine")
     assert (completion.token_ids, completion.log_probs) == ([5], [-0.5])
@@ -94,13 +94,13 @@ def test_completions_are_by_the_weights_that_were_asked_for(server: Scripted) ->
         client.complete([[1]], "mine")
 
 
-def test_a_restarted_server_is_not_asked_to_sample(server: Scripted) -> None:
+def test_restarted_server_raises_other_weights(server: Scripted) -> None:
     with pytest.raises(OtherWeightsError):
         server.client(holds("mine"), DIES, holds("those of the start")).complete([[1]], "mine")
     assert [path for path, _ in server.asked] == ["/collective_rpc", "/v1/completions", "/collective_rpc"]
 
 
-def test_requests_under_one_limit_share_its_time(server: Scripted) -> None:
+def test_requests_within_one_limit_share_its_timeout(server: Scripted) -> None:
     client = server.client(DIES, timeout_s=1.2)
     with client.one_limit():
         assert "2 tries" in fault(client)
@@ -109,12 +109,12 @@ def test_requests_under_one_limit_share_its_time(server: Scripted) -> None:
     assert "2 tries" in fault(client)
 
 
-def test_a_prefix_cache_that_stays_is_an_error(server: Scripted) -> None:
+def test_failed_prefix_cache_reset_raises(server: Scripted) -> None:
     with pytest.raises(ServerError, match="did not empty its prefix cache"):
         server.client(updating(False), DONE, updating(True), DONE, (200, {"success": False})).load_weights([], "new")
 
 
-def test_weights_come_file_by_file_in_one_update(server: Scripted) -> None:
+def test_weight_sync_sends_all_files_in_one_update(server: Scripted) -> None:
     half_done, loads = [updating(True), DONE], [updating(True), DONE]
     client = server.client(*half_done, DONE, *loads, *loads, *loads, (200, {"success": True}))
     client.load_weights([Path("a"), Path("b")], "new")
@@ -123,7 +123,7 @@ def test_weights_come_file_by_file_in_one_update(server: Scripted) -> None:
     assert [path for path, _ in server.asked] == routes  # one that another trainer left half done is ended first
 
 
-def test_a_server_that_is_restarted_while_it_takes_weights_is_told_from_one_that_fails(server: Scripted) -> None:
+def test_weight_sync_distinguishes_restarted_from_failing_server(server: Scripted) -> None:
     started = (updating(False), DONE, updating(True))
     with pytest.raises(OtherWeightsError, match="was restarted while it took weights"):
         server.client(*started, DIES, updating(False)).load_weights([Path("a")], "new")
@@ -132,7 +132,7 @@ def test_a_server_that_is_restarted_while_it_takes_weights_is_told_from_one_that
     assert not isinstance(error.value, OtherWeightsError)
 
 
-def test_where_nobody_listens_it_ends_in_time_and_the_message_names_the_remedy(server: Scripted) -> None:
+def test_refused_connection_fails_in_time_and_names_a_remedy(server: Scripted) -> None:
     started = time.monotonic()
     message = fault(VLLMServer("http://127.0.0.1:9", 1.5))
     assert time.monotonic() - started < 4
@@ -140,7 +140,7 @@ def test_where_nobody_listens_it_ends_in_time_and_the_message_names_the_remedy(s
         assert part in message
 
 
-def test_preflight_names_what_the_vllm_server_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_reports_a_missing_key_or_server(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_recipe("recipes/quickstart.yaml", ["rollout=vllm_server", "rollout.urls=[http://127.0.0.1:9]"])
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     [message] = missing_for(config)

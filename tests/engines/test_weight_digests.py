@@ -1,4 +1,4 @@
-"""Digests are of the weights that an engine holds, in whatever layout, and reading them changes nothing."""
+"""Weight digests: they describe the weights that an engine holds in any layout, and reading changes nothing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def expected(weights: dict[str, Tensor], sync: int = 1) -> dict[str, Digest]:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_what_was_loaded_is_found_in_any_layout_and_stays_as_it_is(workers: int) -> None:
+def test_digests_match_loaded_weights_in_any_layout_without_changes(workers: int) -> None:
     engines, weights = [Engine(worker, workers) for worker in range(workers)], tensors()
     for engine in engines:
         engine.load_weights(weights.items())
@@ -92,7 +92,7 @@ def test_what_was_loaded_is_found_in_any_layout_and_stays_as_it_is(workers: int)
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_single_bit_of_a_single_worker_is_found(name: str, workers: int) -> None:
+def test_single_bit_difference_on_one_worker_is_detected(name: str, workers: int) -> None:
     engines, weights = [Engine(worker, workers) for worker in range(workers)], tensors()
     for engine in engines:
         engine.load_weights(weights.items())
@@ -101,14 +101,14 @@ def test_a_single_bit_of_a_single_worker_is_found(name: str, workers: int) -> No
     assert differing(expected(tensors()), ask(engines)) == ([name], [])
 
 
-def test_a_tensor_that_only_moved_within_itself_or_to_another_place_is_another() -> None:
+def test_digest_depends_on_position_sign_and_dtype() -> None:
     weight = tensors()["q.weight"]
     for other in (weight.roll(1, 0), weight.roll(1, 1), weight.flip(0), -weight):
         assert digest(other, 1) != digest(weight, 1)
     assert digest(weight.float(), 1) != digest(weight, 1)
 
 
-def test_of_a_large_tensor_every_part_is_sampled_and_other_elements_at_each_sync() -> None:
+def test_large_tensor_digest_samples_every_part_and_varies_by_sync() -> None:
     weight = torch.zeros(512, 512)
     found = []
     for sync in range(40):
@@ -125,7 +125,7 @@ def test_of_a_large_tensor_every_part_is_sampled_and_other_elements_at_each_sync
     assert 0 < sum(missed) < 400
 
 
-def test_an_update_of_bfloat16_at_the_learning_rate_of_rlvr_is_found_in_every_matrix() -> None:
+def test_digest_detects_bfloat16_updates_at_rl_learning_rates() -> None:
     generator = torch.Generator().manual_seed(0)
     missed = 0
     for _ in range(20):
@@ -137,7 +137,7 @@ def test_an_update_of_bfloat16_at_the_learning_rate_of_rlvr_is_found_in_every_ma
     assert missed == 0
 
 
-def test_tensors_that_an_engine_cannot_give_back_are_named_and_the_others_are_compared() -> None:
+def test_unreadable_tensors_are_reported_and_the_others_compared() -> None:
     engine, weights = Engine(packs=True), tensors()
     engine.load_weights((name, weight) for name, weight in weights.items() if name != "conv.weight")
     assert differing(expected(weights), ask([engine])) == ([], ["conv.weight"])
@@ -145,7 +145,7 @@ def test_tensors_that_an_engine_cannot_give_back_are_named_and_the_others_are_co
     assert differing(expected(weights), ask([engine])) == (["norm.weight"], ["conv.weight"])
 
 
-def test_of_a_quantised_engine_only_what_has_its_name_and_type_is_read() -> None:
+def test_quantised_engine_compares_only_unquantised_tensors() -> None:
     model = nn.ModuleDict({"norm": nn.LayerNorm(WIDTH, bias=False), "q": nn.Linear(WIDTH, ROWS, bias=False)})
     model["q"].weight = nn.Parameter(torch.zeros(ROWS, WIDTH, dtype=torch.int8), requires_grad=False)
     weights = tensors()
@@ -168,14 +168,14 @@ def sent(value: float = 1.0) -> SentTensors:
     return tensors
 
 
-def test_tensors_are_compared_in_the_engines_type_and_experts_are_left_out() -> None:
+def test_check_compares_in_engine_dtype_and_skips_experts() -> None:
     assert sent().request["shapes"] == {"norm.weight": [4], "q.weight": [4, 4]}
     assert sent(1 + 1e-6).check([sent().expected], "vLLM") == []  # rounded away
     with pytest.raises(TrainingError, match=r"1 of 2 tensors of the weights in vLLM differ from .*\(norm.weight\)"):
         sent(1.01).check([sent().expected], "vLLM")
 
 
-def test_some_tensors_may_be_unreadable_but_not_all_and_a_worker_must_answer_for_each() -> None:
+def test_check_rejects_all_unreadable_or_missing_digests() -> None:
     unread = {"norm.weight": (0, 0)}
     assert sent().check([sent().expected | unread], "vLLM") == ["norm.weight"]
     with pytest.raises(TrainingError, match="2 of 2 tensors of the weights in vLLM cannot be compared"):
@@ -184,6 +184,6 @@ def test_some_tensors_may_be_unreadable_but_not_all_and_a_worker_must_answer_for
         sent().check([{}], "vLLM")
 
 
-def test_a_sync_that_sends_nothing_is_refused() -> None:
+def test_weight_sync_without_tensors_is_rejected() -> None:
     with pytest.raises(TrainingError, match=r"0 of 0 tensors of the adapter in vLLM .*none was sent"):
         SentTensors("bfloat16", 1, adapter=True).check([{}], "vLLM")

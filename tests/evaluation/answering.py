@@ -1,4 +1,4 @@
-"""Measure a reward model whose answers are slow, wrong-ordered and hashes of what it is asked."""
+"""A reward model whose answers are hashes of its requests, slow and out of order, and a script that measures it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose every text is hostile, for the pages that show it."""
+"""A run in which every text is hostile, for tests of the HTML pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flip sets, judgements of them by hand, and runs that hold these."""
+"""Flip sets, hand-made judgements of them, and runs that hold both."""
 
 from __future__ import annotations
 

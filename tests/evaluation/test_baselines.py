@@ -1,4 +1,4 @@
-"""What one scores without judging."""
+"""Baselines that score without judging: chance, length, label match, majority answer and TF-IDF."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def an_item(responses: tuple[str, ...], best: int = 0, **changes: Any) -> Item:
         (("ご飯と味噌汁", "toast and jam"), 1, 1.0, 0.0),  # in characters, not bytes
     ],
 )
-def test_preferring_the_longest_or_the_shortest_is_right_where_the_best_is_that(
+def test_length_traits_score_ties_fractionally(
     responses: tuple[str, ...], best: int, long: float, short: float
 ) -> None:
     for item in (an_item(responses, best), an_item(responses[::-1], len(responses) - 1 - best)):
@@ -68,7 +68,7 @@ def test_preferring_the_longest_or_the_shortest_is_right_where_the_best_is_that(
         ("IR", "es", "En Tirana.", False),
     ],
 )
-def test_a_response_that_names_the_culture_in_english_or_the_items_language_is_preferred(
+def test_label_match_finds_the_culture_name_in_a_response(
     culture: str, language: str, response: str, named: bool
 ) -> None:
     item = an_item(("Something else.", response, "Another thing."), 1, culture=culture, language=language)
@@ -77,18 +77,18 @@ def test_a_response_that_names_the_culture_in_english_or_the_items_language_is_p
 
 
 @pytest.mark.parametrize("responses", [("x", "yy", "zzz", "w"), ("x", "y")])
-def test_where_no_response_or_every_one_names_the_culture_it_is_chance(responses: tuple[str, ...]) -> None:
+def test_label_match_is_chance_if_no_or_every_response_matches(responses: tuple[str, ...]) -> None:
     assert trait_scores([an_item(responses, 1)], label_match) == [1 / len(responses)]
     named = tuple(f"{response} in Japan" for response in responses)
     assert trait_scores([an_item(named, 1)], label_match) == [1 / len(responses)]
 
 
-def test_an_item_without_a_culture_is_chance() -> None:
+def test_label_match_is_chance_without_a_culture() -> None:
     assert trait_scores([an_item(("None", "none at all"), 0, culture=None)], label_match) == [0.5]
 
 
 @pytest.mark.parametrize("language", ["xx", "tlh", "no-such-language", "q" * 50, "-"])
-def test_a_language_or_culture_that_nobody_knows_is_no_error(language: str) -> None:
+def test_label_match_accepts_unknown_languages_and_cultures(language: str) -> None:
     item = an_item(("As in Atlantis.", "Elsewhere."), 0, culture="Atlantis", language=language)
     assert trait_scores([item], label_match) == [1.0]
 
@@ -102,7 +102,7 @@ def nonsense(rng: random.Random, words: int = 6) -> str:
     return " ".join("".join(rng.choices(SYLLABLES, k=3)) for _ in range(words))
 
 
-def many(mark: str, groups: int = 30, per_group: int = 4, size: int = 4, seed: int = 0) -> list[Item]:
+def nonsense_items(mark: str, groups: int = 30, per_group: int = 4, size: int = 4, seed: int = 0) -> list[Item]:
     """Best-of-4 items of nonsense; every best response says `mark`, `{group}` in it being three words of its group."""
     rng, made = random.Random(seed), []
     for group in range(groups):
@@ -110,13 +110,13 @@ def many(mark: str, groups: int = 30, per_group: int = 4, size: int = 4, seed: i
         for i in range(per_group):
             best = rng.randrange(size)
             responses = [nonsense(rng, words=9) for _ in range(size)]
-            if mark:  # in place of as many words: no response is longer than another
+            if mark:  # replaces the same number of words: no response is longer than another
                 responses[best] = f"{nonsense(rng)} {mark.format(group=secret)}"
             made.append(an_item(tuple(responses), best, id=f"{group}/{i}", group=f"g{group}"))
     return made
 
 
-def flips(groups: int = 6) -> list[Item]:
+def nonsense_flip_sets(groups: int = 6) -> list[Item]:
     """Whole flip sets of four of six cultures, whose answers differ in length and style."""
     cultures = ("CN", "DE", "EG", "JP", "TH", "US")
     rng, made = random.Random(1), []
@@ -134,8 +134,8 @@ def test_chance_is_one_in_n() -> None:
     assert chance([an_item(("a", "b")), an_item(("a", "b", "c", "d"))]) == [0.5, 0.25]
 
 
-def test_tfidf_finds_what_right_answers_share_across_questions() -> None:
-    assert mean(tfidf(many("bagofe dikuma sotane"))) > 0.95
+def test_tfidf_finds_words_shared_by_best_responses() -> None:
+    assert mean(tfidf(nonsense_items("bagofe dikuma sotane"))) > 0.95
 
 
 @pytest.mark.parametrize("letters", ["กขคงจฉชซญดตถ", "水火木金土日月山川田石竹", "あいうえおかきくけこさし"])
@@ -148,46 +148,46 @@ def test_tfidf_reads_scripts_without_spaces(letters: str) -> None:
     assert mean(tfidf(items)) > 0.95
 
 
-def test_tfidf_never_sees_the_question_group_it_is_tested_on() -> None:
+def test_tfidf_is_not_trained_on_the_tested_group() -> None:
     # Every group has a mark of its own, on all of its right answers: who has seen the group is always right.
-    items = many("{group}", groups=40, per_group=5)
+    items = nonsense_items("{group}", groups=40, per_group=5)
     assert mean(tfidf([an_item(i.responses, i.best, id=i.id, group=i.id) for i in items])) > 0.9
     assert abs(mean(tfidf(items)) - 0.25) < 0.1
 
 
-def test_tfidf_knows_neither_the_question_nor_the_culture() -> None:
-    items = many("bagofe dikuma sotane", groups=10)
+def test_tfidf_ignores_prompt_and_culture() -> None:
+    items = nonsense_items("bagofe dikuma sotane", groups=10)
     others = [an_item(i.responses, i.best, id=i.id, group=i.group, prompt="another", culture="TH") for i in items]
     assert tfidf(items) == tfidf(others)
 
 
-def test_the_order_of_items_and_of_responses_does_not_matter_to_tfidf() -> None:
-    items = many("bagofe dikuma sotane", groups=8) + many("", groups=8, seed=3)
+def test_tfidf_is_invariant_to_order_of_items_and_responses() -> None:
+    items = nonsense_items("bagofe dikuma sotane", groups=8) + nonsense_items("", groups=8, seed=3)
     items = [an_item(i.responses, i.best, id=f"{n}", group=i.group) for n, i in enumerate(items)]
     assert tfidf(items[::-1]) == tfidf(items)[::-1]
     turned = [an_item(i.responses[::-1], 3 - i.best, id=i.id, group=i.group) for i in items]
     assert tfidf(turned) == tfidf(items)
 
 
-def test_words_counted_in_several_processes_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = many("bagofe dikuma sotane", groups=6)
+def test_tfidf_gives_the_same_scores_in_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = nonsense_items("bagofe dikuma sotane", groups=6)
     alone = tfidf(items)
     monkeypatch.setattr(baselines, "_CHUNK", 20)
     assert tfidf(items) == alone
 
 
-def test_tfidf_is_fitted_to_a_part_of_many_responses_and_scores_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = many("bagofe dikuma sotane")
+def test_tfidf_fitted_on_a_subset_scores_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = nonsense_items("bagofe dikuma sotane")
     monkeypatch.setattr(baselines, "_MAX_FITTED", sum(len(item.responses) for item in items) // 3)
     assert mean(tfidf(items)) > 0.9
 
 
-@pytest.mark.parametrize("items", [[], many("x", groups=1)], ids=["none", "one group"])
-def test_with_nothing_to_learn_from_tfidf_is_chance(items: list[Item]) -> None:
+@pytest.mark.parametrize("items", [[], nonsense_items("x", groups=1)], ids=["none", "one group"])
+def test_tfidf_is_chance_without_training_groups(items: list[Item]) -> None:
     assert tfidf(items) == chance(items)
 
 
-def test_the_majority_answer_is_that_of_the_other_groups() -> None:
+def test_majority_answer_uses_only_other_groups() -> None:
     def yes_no(number: int, best: int) -> Item:
         return an_item(("Yes", "no "), best, id=str(number), group=str(number))
 
@@ -195,12 +195,12 @@ def test_the_majority_answer_is_that_of_the_other_groups() -> None:
     assert majority_answer(items) == [1, 1, 1, 1, 0]
     # Alone, or with answers that no other group has, it knows nothing.
     assert majority_answer([yes_no(1, 0), an_item(("Yes", "No"), 0, id="2", group="1")]) == [0.5, 0.5]
-    assert majority_answer(many("", groups=3)) == [0.25] * 12
+    assert majority_answer(nonsense_items("", groups=3)) == [0.25] * 12
 
 
 @pytest.mark.parametrize("name", ["chance", "longest", "shortest", "majority_answer", "tfidf"])
-def test_what_is_blind_to_the_culture_scores_exactly_one_in_n_on_whole_flip_sets(name: str) -> None:
-    items = flips()
+def test_culture_blind_baselines_score_chance_on_complete_flip_sets(name: str) -> None:
+    items = nonsense_flip_sets()
     assert len(flip_sets(items)) == len(items) / 4
     worth = dict(zip((item.id for item in items), baseline_credits(tuple(items))[name], strict=True))
     assert sum(worth.values()) == len(items) / 4
@@ -208,8 +208,8 @@ def test_what_is_blind_to_the_culture_scores_exactly_one_in_n_on_whole_flip_sets
         assert sum(worth[item.id] for item in members) == pytest.approx(1)
 
 
-def test_every_baseline_gives_every_item_a_credit() -> None:
-    items = many("bagofe dikuma sotane", groups=6)
+def test_every_baseline_credits_every_item() -> None:
+    items = nonsense_items("bagofe dikuma sotane", groups=6)
     worth = baseline_credits(tuple(items))
     assert list(worth) == ["chance", "longest", "shortest", "label_match", "majority_answer", "tfidf"]
     for name, credit in CREDITS.items():
@@ -217,7 +217,7 @@ def test_every_baseline_gives_every_item_a_credit() -> None:
         assert all(0 <= value <= 1 for value in worth[name])
 
 
-def test_the_order_of_responses_changes_no_credit_and_a_second_look_at_the_same_items_costs_nothing() -> None:
+def test_baseline_credits_are_cached_and_ignore_response_order() -> None:
     items = tuple(
         make_item(id=f"q{i}", group=f"g{i // 2}", responses=(f"rice {i}", f"bread {i} and tea", "soup"), best=i % 3)
         for i in range(12)

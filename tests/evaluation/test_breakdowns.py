@@ -1,4 +1,4 @@
-"""Cells of culture and domain; resource class, family and script: the published values, or `unknown`, not a guess."""
+"""Breakdowns by cell, resource class, family and script: published values or `unknown`, never a guess."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from think_as_locals.evaluation.breakdowns import BREAKDOWNS, UNKNOWN, describe,
         ("su", "1", "Austronesian", "Latn"),
     ],
 )
-def test_languages_of_carb_and_blend_are_known(tag: str, resource_class: str, family: str, script: str) -> None:
+def test_describe_knows_languages_of_carb_and_blend(tag: str, resource_class: str, family: str, script: str) -> None:
     assert describe(tag) == (resource_class, family, script)
 
 
-def test_a_tag_may_name_region_or_script() -> None:
+def test_describe_accepts_region_and_script_subtags() -> None:
     assert describe("pt-BR") == describe("pt")
     assert describe("zh-Hant") == ("5", "Sino-Tibetan", "Hant")
     assert describe("zh-TW").script == "Hant"
@@ -47,16 +47,16 @@ def test_a_tag_may_name_region_or_script() -> None:
 
 
 @pytest.mark.parametrize("tag", ["xx", "tlh", "no-such-language", "-", "und"])
-def test_what_is_not_in_the_table_is_named_unknown(tag: str) -> None:
+def test_describe_is_unknown_for_unlisted_languages(tag: str) -> None:
     assert describe(tag)[:2] == (UNKNOWN, UNKNOWN)
 
 
-def test_a_script_is_known_even_where_class_and_family_are_not() -> None:
+def test_script_is_known_without_class_and_family() -> None:
     assert describe("ka") == (UNKNOWN, UNKNOWN, "Geor")
     assert describe("xx").script == UNKNOWN
 
 
-def test_every_language_of_the_embedded_and_the_open_data_is_known() -> None:
+def test_describe_knows_every_language_of_cards_and_blend() -> None:
     cards = ["ar", "de", "en", "es", "ja", "ko", "ru", "th", "vi", "zh"]
     assert all(UNKNOWN not in describe(tag) for tag in [*cards, *(language for _, language, _ in REGIONS.values())])
 
@@ -64,7 +64,7 @@ def test_every_language_of_the_embedded_and_the_open_data_is_known() -> None:
 # --- cells ---
 
 
-def test_rows_of_carb_fall_into_the_cells_of_ten_languages_and_four_domains_whatever_country_they_name() -> None:
+def test_carb_rows_fall_into_40_cells_of_language_and_domain() -> None:
     items = published_items()
     assert Counter(map(BREAKDOWNS["cell"], items)) == {cell: 1 + n % 3 for n, cell in enumerate(CELLS)}
     assert {BREAKDOWNS["culture"](item) for item in items} == {cell.split("/")[0] for cell in CELLS}
@@ -84,11 +84,11 @@ def test_rows_of_carb_fall_into_the_cells_of_ten_languages_and_four_domains_what
         ({"source": "pairs", "culture": "Quebec", "language": "fr"}, "Quebec/value"),
     ],
 )
-def test_an_item_of_carb_or_without_a_culture_counts_under_its_language(changes: dict[str, str], cell: str) -> None:
+def test_item_of_carb_or_without_culture_counts_under_its_language(changes: dict[str, str], cell: str) -> None:
     assert BREAKDOWNS["cell"](make_item(**changes)) == cell
 
 
-def test_cells_of_a_declared_benchmark_are_missed_and_those_of_other_data_are_not() -> None:
+def test_missing_cells_are_reported_only_for_declared_benchmarks() -> None:
     gone = ["Arabic/safety", "Thai/linguistic", "Vietnamese/value"]
     some = published_items(missing=gone)
     assert macro_cells(some) == {"cells": 37, "of": 40, "missing": gone}

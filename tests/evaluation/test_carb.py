@@ -1,4 +1,4 @@
-"""The CARB file: golden numbers on a set of predictions made by hand."""
+"""The CARB results file: golden numbers for hand-made predictions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def parts(by: dict[str, Any]) -> dict[str, tuple[int, float]]:
     return {name: part(measured) for name, measured in by.items()}
 
 
-def test_it_says_what_was_measured_and_counts_a_parse_failure_as_wrong_and_apart() -> None:
+def test_summary_counts_parse_failures_as_wrong_and_separately() -> None:
     about = {"dataset": "cards", "split": "group", "model": "judge", "seed": 3, "step": 50}
     assert about.items() <= FOUND.items()
     assert "listwise" in FOUND["protocol"]
@@ -101,16 +101,16 @@ CELLS = {"JP/safety": (1, 0.0), "JP/value": (2, 1 / 2), "TH/safety": (1, 1.0), "
         ("position", {"A": (5, 3 / 5), "B": (3, 2 / 3)}),
     ],
 )
-def test_parts_have_their_own_n_and_accuracy(by: str, expected: dict[str, tuple[int, float]]) -> None:
+def test_breakdown_parts_have_their_own_n_and_accuracy(by: str, expected: dict[str, tuple[int, float]]) -> None:
     assert parts(FOUND[f"by_{by}"]) == expected
 
 
-def test_a_language_that_nobody_knows_is_unknown() -> None:
+def test_unknown_language_counts_as_unknown() -> None:
     unknown = summary((predict(an_item(0, "g1", "GE", 0, language="tlh"), True),))
     assert parts(unknown["by_resource_class"]) == parts(unknown["by_family"]) == {"unknown": (1, 1.0)}
 
 
-def test_every_cell_stands_beside_the_baselines_on_its_own_items_and_counts_every_item_once() -> None:
+def test_every_cell_has_baselines_on_its_own_items() -> None:
     assert FOUND["by_language"]["th"]["baselines"]["label_match"]["accuracy"] == 1.0
     assert FOUND["by_language"]["en"]["baselines"]["label_match"]["accuracy"] == 1 / 2
     for name in (name for name in FOUND if name.startswith("by_")):
@@ -120,7 +120,7 @@ def test_every_cell_stands_beside_the_baselines_on_its_own_items_and_counts_ever
         assert sum(cell["n"] * cell["accuracy"] for cell in FOUND[name].values()) == pytest.approx(5)
 
 
-def test_verdict_only_counts_last_tags_beside_the_strict_figure() -> None:
+def test_verdict_only_accuracy_credits_last_tags() -> None:
     tagged = (*PREDICTIONS[:5], dataclasses.replace(PREDICTIONS[5], tagged_credit=1.0), *PREDICTIONS[6:])
     found = summary(tagged)
     assert (part(found), part(found["verdict_only"])) == ((8, 5 / 8), (8, 6 / 8))
@@ -135,7 +135,7 @@ def test_verdict_only_counts_last_tags_beside_the_strict_figure() -> None:
     assert "verdict-only 75.0%, parse failures 12.5%" in lines("test", found)[0]
 
 
-def test_the_macro_mean_is_that_of_cells_and_the_micro_mean_that_of_items() -> None:
+def test_macro_averages_cells_and_micro_averages_items() -> None:
     assert part(FOUND["micro"]) == part(FOUND)
     assert part(FOUND["macro"]) == (8, pytest.approx((0 + 1 / 2 + 1 + 1 + 0) / 5))
     assert (FOUND["macro"]["cells"], FOUND["macro"]["of"], FOUND["macro"]["missing"]) == (5, 5, [])
@@ -154,7 +154,7 @@ def published(*missing: str) -> dict[str, Any]:
     return summary(made)
 
 
-def test_over_the_published_rows_macro_is_the_mean_of_forty_cells() -> None:
+def test_macro_of_published_rows_averages_forty_cells() -> None:
     found = published()
     assert part(found["micro"]) == (79, pytest.approx(60 / 79))
     # Twenty cells are right; of the others seven have one item, seven have two and six have three.
@@ -167,7 +167,7 @@ def test_over_the_published_rows_macro_is_the_mean_of_forty_cells() -> None:
     assert low < 0.8125 < high
 
 
-def test_a_missing_cell_is_named_and_counts_for_nothing() -> None:
+def test_missing_cell_is_reported_and_left_out_of_macro() -> None:
     found = published("Arabic/value", "German/safety")
     (second, right), (fourth, also_right) = (
         parts(published()["by_cell"])[c] for c in ("Arabic/value", "German/safety")
@@ -178,13 +178,13 @@ def test_a_missing_cell_is_named_and_counts_for_nothing() -> None:
     assert found["macro"]["missing"] == ["Arabic/value", "German/safety"]
 
 
-def test_slots_are_counted_where_there_is_a_verdict() -> None:
+def test_slot_bias_counts_only_items_with_a_verdict() -> None:
     # Seven verdicts as presented: A, A, B, A (wrong), B, A, B (wrong); the best lay in A, A, B, B, B, A, A.
     bias = {label: (slot["n"], slot["chosen"], slot["best"]) for label, slot in FOUND["slot_bias"].items()}
     assert bias == {"A": (7, 4 / 7, 4 / 7), "B": (7, 3 / 7, 3 / 7)}
 
 
-def test_an_item_that_was_judged_in_both_orders_counts_once_with_the_mean_of_both() -> None:
+def test_item_judged_in_both_orders_counts_once_with_the_mean() -> None:
     both = [predict(p.item, right, turned) for p in PREDICTIONS[:4] for right, turned in ((True, False), (False, True))]
     found = summary((*both, predict(PREDICTIONS[4].item, True), predict(PREDICTIONS[4].item, True, turned=True)))
     assert part(found) == (5, pytest.approx((4 * 0.5 + 1) / 5))
@@ -195,7 +195,7 @@ def test_an_item_that_was_judged_in_both_orders_counts_once_with_the_mean_of_bot
     assert FOUND["order_consistency"] == {"n": 0}
 
 
-def test_calibration_is_of_the_judgements_that_have_a_margin() -> None:
+def test_calibration_uses_only_judgements_with_a_margin() -> None:
     sure = tuple(dataclasses.replace(p, margin=0.0) for p in PREDICTIONS[:4]) + PREDICTIONS[4:]
     found = summary(sure)["calibration"]
     assert (found["n"], found["accuracy"], found["confidence"]) == (4, 3 / 4, 1 / 2)
@@ -203,7 +203,7 @@ def test_calibration_is_of_the_judgements_that_have_a_margin() -> None:
     assert FOUND["calibration"] == {"n": 0}
 
 
-def test_flips_are_the_whole_sets_and_how_many_are_right_throughout() -> None:
+def test_flips_measure_complete_flip_sets() -> None:
     flips = FOUND["flips"]
     assert (*part(flips), flips["sets"]) == (6, 4 / 6, 3)
     assert flips["all_right"] == pytest.approx(1 / 3)
@@ -213,13 +213,13 @@ def test_flips_are_the_whole_sets_and_how_many_are_right_throughout() -> None:
     assert "eval/mine/flips" not in metrics("mine", without)
 
 
-def test_a_judge_blind_to_the_culture_scores_one_in_n_on_flips() -> None:
+def test_culture_blind_judge_scores_chance_on_flips() -> None:
     blind = tuple(predict(p.item, right=p.item.responses[p.item.best].endswith("tea")) for p in PREDICTIONS[:6])
     flips = summary(blind)["flips"]
     assert (flips["accuracy"], flips["all_right"]) == (1 / 2, 0)
 
 
-def test_a_judge_that_reads_the_responses_alone_scores_exactly_a_quarter_on_sets_of_four() -> None:
+def test_response_only_judge_scores_a_quarter_on_sets_of_four() -> None:
     cultures = ("CN", "EG", "JP", "TH")
     items = [
         an_item(i, f"g{group}", culture, i, responses=tuple(f"{group}{c}" * (1 + len(c) * group % 3) for c in "wxyz"))
@@ -251,7 +251,7 @@ def test_baselines_are_measured_on_the_same_items() -> None:
     assert baselines["label_match"]["accuracy"] == (1 + 7 / 2) / 8
 
 
-def test_every_accuracy_stands_beside_its_n_and_its_interval() -> None:
+def test_every_accuracy_has_n_and_an_interval() -> None:
     cells = [FOUND, FOUND["flips"], FOUND["micro"], FOUND["flips"]["by_set"]]
     cells += [cell for name in FOUND if name.startswith("by_") for cell in FOUND[name].values()]
     cells += [beside for cell in cells for beside in cell.get("baselines", {}).values()] + [FOUND["macro"]]
@@ -264,7 +264,7 @@ def test_every_accuracy_stands_beside_its_n_and_its_interval() -> None:
         assert cell["ci_method"] in {"wilson", "cluster_wilson", "cluster_bootstrap"}
 
 
-def test_ties_in_any_order_come_to_the_same_bits() -> None:
+def test_summary_is_bitwise_independent_of_item_order() -> None:
     assert summary(PREDICTIONS[::-1]) == FOUND
     made = []
     for i in range(60):
@@ -279,14 +279,14 @@ def test_ties_in_any_order_come_to_the_same_bits() -> None:
         assert summary(made) == there
 
 
-def test_parse_failures_alone_have_no_accuracy_and_can_be_saved(tmp_path: Path) -> None:
+def test_only_parse_failures_give_zero_accuracy_and_are_saved(tmp_path: Path) -> None:
     failed = tuple(predict(p.item, None) for p in PREDICTIONS)
     found = save(failed, tmp_path / "step-50.json", **ABOUT)
     assert (found["accuracy"], found["parse_failure"]) == (0.0, 1.0)
     assert parquet.read_table(tmp_path / "step-50.parquet").column("verdict").null_count == 8
 
 
-def test_no_predictions_are_an_error() -> None:
+def test_summary_of_no_predictions_raises() -> None:
     with pytest.raises(ValueError, match="no items"):
         summary(())
 
@@ -303,7 +303,7 @@ def test_metrics_are_finite_numbers_named_for_a_tracker() -> None:
     assert all(math.isfinite(value) for value in followed.values())
 
 
-def test_what_is_saved_is_read_back_and_a_number_that_json_lacks_leaves_the_old_file(tmp_path: Path) -> None:
+def test_save_round_trips_and_keeps_the_old_file_on_nan(tmp_path: Path) -> None:
     path = tmp_path / "carb" / "step-50.json"
     save(PREDICTIONS[:2], path, **ABOUT)  # is replaced
     assert save(PREDICTIONS, path, **ABOUT) == FOUND
@@ -317,7 +317,7 @@ def test_what_is_saved_is_read_back_and_a_number_that_json_lacks_leaves_the_old_
     assert set(rows[6]["responses"]) == {"ชาในไทย", "กาแฟเย็น"}
 
 
-def test_a_text_that_cannot_be_written_leaves_the_old_file_and_no_part_of_the_new(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "step-50.json"
     write_text(path, "whole")
     with pytest.raises(UnicodeEncodeError):

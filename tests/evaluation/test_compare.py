@@ -1,4 +1,4 @@
-"""Two runs on the same items: hand-made tables, statsmodels, and runs that must not be compared."""
+"""Comparison of two runs on the same items: hand-made tables, statsmodels, and runs that cannot be compared."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def by_name(comparisons: Sequence[Comparison]) -> dict[str, Comparison]:
 # --- what is compared ---
 
 
-def test_all_items_flip_sets_and_the_mean_over_cells_come_first_then_every_cell() -> None:
+def test_comparison_lists_overall_rows_before_cells() -> None:
     found = compare(credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0), "cell")
     assert [c.name for c in found[:3]] == ["all items", "flip sets", "macro, 8 cells"]
     assert [c.name for c in found[3:]] == [f"{c}/{d}" for c in CULTURES for d in ("safety", "value")]
@@ -56,7 +56,7 @@ def test_all_items_flip_sets_and_the_mean_over_cells_come_first_then_every_cell(
     assert found[1].baselines["tfidf"].value == found[1].baselines["chance"].value == 0.5
 
 
-def test_verdict_only_is_a_row_where_it_differs_from_the_strict_figure(tmp_path: Path) -> None:
+def test_verdict_only_row_appears_only_where_it_differs(tmp_path: Path) -> None:
     strict = predictions(lambda i: None if i % 2 else 1.0)
     tagged = [dataclasses.replace(p, tagged_credit=1.0) for p in strict]
     paths = [measure(tmp_path / name, 5, found) for name, found in (("a", strict), ("b", tagged))]
@@ -73,12 +73,12 @@ def test_verdict_only_is_a_row_where_it_differs_from_the_strict_figure(tmp_path:
 
 
 @pytest.mark.parametrize(("by", "cells"), [("culture", list(CULTURES)), ("script", ["Latn", "Thai"])])
-def test_cells_are_those_of_any_breakdown(by: str, cells: list[str]) -> None:
+def test_cells_follow_the_chosen_breakdown(by: str, cells: list[str]) -> None:
     found = compare(credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0), by)
     assert [c.name for c in found[3:]] == cells
 
 
-def test_over_cells_each_counts_the_same_and_missing_ones_are_named(tmp_path: Path, tal: Tal) -> None:
+def test_macro_weights_cells_equally_and_reports_missing_ones(tmp_path: Path, tal: Tal) -> None:
     items = published_items(missing=["Thai/safety"])
     for name, right in (("one", lambda i: i % 2), ("two", lambda i: i % 3 > 0)):
         measure(tmp_path / name, 5, predictions(right, items=items))
@@ -96,12 +96,12 @@ def test_over_cells_each_counts_the_same_and_missing_ones_are_named(tmp_path: Pa
     assert [c.name for c in compare(same, same, "cell")] == ["all items", "TH/value"]
 
 
-def test_an_unknown_breakdown_lists_the_known_ones() -> None:
+def test_unknown_breakdown_error_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'colour'; available: culture, domain"):
         compare(credited(lambda *_: 1), credited(lambda *_: 1), "colour")
 
 
-def test_the_order_of_items_changes_nothing() -> None:
+def test_comparison_does_not_depend_on_item_order() -> None:
     a, b = credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0)
     reversed_items = credited(lambda i, _: (95 - i) % 2, ITEMS[::-1])
     there, back = by_name(compare(a, b, "culture")), by_name(compare(reversed_items, b, "culture"))
@@ -111,7 +111,7 @@ def test_the_order_of_items_changes_nothing() -> None:
         assert one.baselines == back[name].baselines
 
 
-def test_swapping_the_runs_negates_the_difference_and_nothing_else() -> None:
+def test_swapping_runs_only_negates_the_difference() -> None:
     a, b = credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0)
     for one, other in zip(compare(a, b, "cell"), compare(b, a, "cell"), strict=True):
         assert one.difference.value == -other.difference.value
@@ -121,7 +121,7 @@ def test_swapping_the_runs_negates_the_difference_and_nothing_else() -> None:
         assert (one.a, one.b) == (other.b, other.a)
 
 
-def test_a_run_does_not_differ_from_itself() -> None:
+def test_comparison_of_a_run_with_itself_is_zero() -> None:
     run = credited(lambda i, _: i % 2)
     for c in compare(run, run, "cell"):
         low, high = c.difference.ci95
@@ -130,7 +130,7 @@ def test_a_run_does_not_differ_from_itself() -> None:
         assert low < 0 < high
 
 
-def test_p_values_of_cells_are_adjusted_for_one_another_and_those_of_all_items_are_not() -> None:
+def test_holm_correction_applies_to_cells_only() -> None:
     rng = np.random.default_rng(5)
     draws = rng.random((2, 96))
     a, b = credited(lambda i, _: draws[0, i] < 0.4), credited(lambda i, _: draws[1, i] < 0.75)
@@ -141,7 +141,7 @@ def test_p_values_of_cells_are_adjusted_for_one_another_and_those_of_all_items_a
     assert compare(a, b, "culture")[0].p_mcnemar == compare(a, b, "domain")[0].p_mcnemar
 
 
-def test_more_cells_need_a_larger_difference() -> None:
+def test_smallest_difference_is_larger_for_cells_than_overall() -> None:
     a, b = credited(lambda i, _: i % 2), credited(lambda i, item: item.domain == "value")
     whole, *_ = compare(a, b, "culture")
     cell = by_name(compare(a, b, "culture"))["TH"]
@@ -152,7 +152,7 @@ def test_more_cells_need_a_larger_difference() -> None:
 # --- the same items, or none ---
 
 
-def test_runs_over_different_items_are_refused_with_what_differs() -> None:
+def test_runs_on_different_items_are_rejected() -> None:
     a, fewer = credited(lambda *_: 1), credited(lambda *_: 1, ITEMS[1:])
     with pytest.raises(DataError, match=r"1 only in the first \(such as 'g?0-DE-DE-EG'\); of 96 and 95"):
         compare(a, fewer, "cell")
@@ -166,7 +166,7 @@ def test_runs_over_different_items_are_refused_with_what_differs() -> None:
 # --- files ---
 
 
-def test_a_run_is_read_from_its_folder_or_a_table(tmp_path: Path) -> None:
+def test_run_is_read_from_its_folder_or_table(tmp_path: Path) -> None:
     made = predictions(lambda i: None if i % 5 == 0 else i % 2 == 0)
     measure(tmp_path, 0, predictions(lambda _: True), model="j")
     path = measure(tmp_path, 10, made)
@@ -177,7 +177,7 @@ def test_a_run_is_read_from_its_folder_or_a_table(tmp_path: Path) -> None:
         assert by_id == {p.item.id: float(p.correct) for p in made}
 
 
-def test_the_order_in_which_responses_were_shown_does_not_make_items_different(tmp_path: Path) -> None:
+def test_items_are_equal_whatever_order_responses_were_shown_in(tmp_path: Path) -> None:
     paths = [measure(tmp_path / str(seed), 5, predictions(lambda i: i % 2 == 0, seed)) for seed in (0, 1)]
     known: dict[str, Item] = {}
     first, second = (read(path, known) for path in paths)
@@ -187,7 +187,7 @@ def test_the_order_in_which_responses_were_shown_does_not_make_items_different(t
     assert presented[0] != presented[1]
 
 
-def test_an_item_that_was_judged_in_several_orders_counts_once(tmp_path: Path) -> None:
+def test_item_judged_in_several_orders_counts_once(tmp_path: Path) -> None:
     once = predictions(lambda _: True)
     turned = [dataclasses.replace(p, presented=reorder_responses(p.presented, (1, 0))) for p in once]
     for found in (read(measure(tmp_path, 5, [*once, *turned]), {}), Judgements([*once, *turned])):
@@ -207,7 +207,7 @@ def test_an_item_that_was_judged_in_several_orders_counts_once(tmp_path: Path) -
         ({"id": ITEMS[1].id}, "several items are called"),
     ],
 )
-def test_a_table_with_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_invalid_table_row_error_names_the_file(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     first, *rest = (row_of(p) for p in predictions(lambda _: True))
     (tmp_path / "step-1.parquet").write_bytes(parquet([first | change, *rest]))
     with pytest.raises(DataError, match=rf"step-1\.parquet: .*{message}"):
@@ -215,14 +215,14 @@ def test_a_table_with_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any],
 
 
 @pytest.mark.parametrize("column", ["source", "completion"])
-def test_a_table_without_a_column_is_named(tmp_path: Path, column: str) -> None:
+def test_missing_table_column_is_reported(tmp_path: Path, column: str) -> None:
     rows = [{k: v for k, v in row_of(p).items() if k != column} for p in predictions(lambda _: True)]
     (tmp_path / "step-1.parquet").write_bytes(parquet(rows))
     with pytest.raises(DataError, match=f"lacks {column}; measure again"):
         read(tmp_path / "step-1.parquet", {})
 
 
-def test_a_run_without_a_table_is_named(tmp_path: Path) -> None:
+def test_run_without_a_table_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no carb/step-N.json; expected the folder of a run"):
         read(tmp_path, {})
     with pytest.raises(DataError, match=r"gone\.parquet: not a readable table"):
@@ -245,7 +245,7 @@ def printed(comparisons: Sequence[Comparison], title: str, width: int = 220) -> 
     return console.export_text()
 
 
-def test_the_table_holds_n_accuracies_interval_p_and_what_can_be_shown() -> None:
+def test_printed_table_holds_all_figures_uncut() -> None:
     a, b = credited(lambda i, _: i % 4 == 0), credited(lambda i, _: i % 4 > 0)
     text = printed(compare(a, b, "culture"), "A: runs/one\nB: runs/two")
     row = next(line for line in text.splitlines() if "all items" in line)
@@ -257,7 +257,7 @@ def test_the_table_holds_n_accuracies_interval_p_and_what_can_be_shown() -> None
     assert "…" not in printed(compare(a, b, "domain"), "one", width=80)  # a narrow terminal cuts no figure
 
 
-def test_nothing_in_data_is_markup_or_acts_on_the_terminal() -> None:
+def test_printed_table_escapes_markup_and_control_characters() -> None:
     domain = "[red]a\x1b[2J\x9b31m\u202e"
     run = credited(lambda i, _: i % 2, [dataclasses.replace(item, domain=domain) for item in ITEMS])
     text = printed(compare(run, run, "domain"), "[bold]\x1b]0;title\x07")
@@ -307,7 +307,7 @@ NARROW = """\
 """
 
 
-def test_the_command_prints_the_table_or_why_there_is_none(tmp_path: Path, tal: Tal) -> None:
+def test_compare_command_prints_a_table_json_or_an_error(tmp_path: Path, tal: Tal) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     measure(one, 5, predictions(lambda i: i % 2 == 0))
     measure(two, 5, predictions(lambda i: i % 4 != 0))

@@ -1,4 +1,4 @@
-"""Best-of-N selection, and CARB accuracy against the quality of what is selected."""
+"""Best-of-N selection, and the correlation of CARB accuracy with downstream quality."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def constant(items: Sequence[Item]) -> list[tuple[float, ...]]:
     return [tuple(1.0 for _ in item.responses) for item in items]
 
 
-class Counted:
+class RecordingScorer:
     """A scorer that remembers what it was asked."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ texts = st.lists(st.integers(1, 60).map(lambda n: "x" * n), min_size=1, max_size
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(texts, min_size=1, max_size=4), st.integers(2, 8), st.integers(0, 3))
-def test_whoever_scores_the_same_everywhere_finds_the_best_in_either_way(
+def test_consistent_scorer_selects_the_best_by_scores_and_tournament(
     rows: list[list[str]], group_size: int, seed: int
 ) -> None:
     asked = [a_row(row, number) for number, row in enumerate(rows)]
@@ -78,7 +78,7 @@ def test_whoever_scores_the_same_everywhere_finds_the_best_in_either_way(
 
 @settings(deadline=None, max_examples=50)
 @given(texts, st.randoms(), st.integers(2, 8))
-def test_the_order_of_candidates_and_of_rows_does_not_matter(
+def test_selection_does_not_depend_on_order_of_candidates_and_rows(
     row: list[str], mixed: random.Random, group_size: int
 ) -> None:
     other = sorted(row, key=lambda _: mixed.random())
@@ -90,26 +90,24 @@ def test_the_order_of_candidates_and_of_rows_does_not_matter(
 @pytest.mark.parametrize(
     ("group_size", "sizes"), [(8, [[8] * 6, [2] * 3]), (2, [[2] * 24, [2] * 12, [2] * 6, [2] * 3])]
 )
-def test_sixteen_in_groups_of_eight_are_two_groups_and_a_final_and_in_pairs_fifteen(
-    group_size: int, sizes: list[list[int]]
-) -> None:
-    scorer = Counted()
+def test_tournament_asks_in_rounds_of_the_group_size(group_size: int, sizes: list[list[int]]) -> None:
+    scorer = RecordingScorer()
     rows = [a_row(["x" * (i + 1) for i in range(16)], number) for number in range(3)]
     assert tournament(rows, scorer, group_size, 0) == [15, 15, 15]
     assert [[len(item.responses) for item in call] for call in scorer.calls] == sizes
 
 
 @pytest.mark.parametrize(("number", "sizes"), [(1, []), (2, [2]), (8, [8]), (9, [5, 4]), (16, [8, 8]), (17, [6, 6, 5])])
-def test_scores_that_compare_are_asked_for_once_in_parts_as_even_as_can_be(number: int, sizes: list[int]) -> None:
-    scorer = Counted()
+def test_best_scored_asks_once_in_even_parts(number: int, sizes: list[int]) -> None:
+    scorer = RecordingScorer()
     best_scored([a_row(["x" * (i + 1) for i in range(number)])], scorer, 0)
     assert [sorted((len(item.responses) for item in call), reverse=True) for call in scorer.calls] == (
         [sizes] if sizes else []
     )
 
 
-def test_the_judge_knows_prompt_culture_and_language_and_sees_the_same_text_once_and_one_text_not_at_all() -> None:
-    scorer = Counted()
+def test_tournament_deduplicates_candidates_and_skips_single_ones() -> None:
+    scorer = RecordingScorer()
     rows = [a_row(["a", "bb", "a", "bb"], 5, prompt="What?", culture=None), a_row(["a", "a"], 1)]
     assert tournament(rows, scorer, 8, 0) == [1, 0]
     ((item,),) = scorer.calls
@@ -117,7 +115,7 @@ def test_the_judge_knows_prompt_culture_and_language_and_sees_the_same_text_once
     assert len(item.responses) == 2
 
 
-def test_ties_are_drawn_not_given_to_the_first() -> None:
+def test_ties_are_broken_at_random_by_seed() -> None:
     rows = [a_row([f"{i}" for i in range(16)], number) for number in range(400)]
     for chosen in (best_scored(rows, constant, 0), tournament(rows, constant, 4, 0)):
         assert set(chosen) == set(range(16))
@@ -126,12 +124,12 @@ def test_ties_are_drawn_not_given_to_the_first() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 9])
-def test_groups_have_from_two_to_eight(size: int) -> None:
+def test_invalid_group_size_is_rejected(size: int) -> None:
     with pytest.raises(ConfigError, match=f"groups of 2 to 8, got {size}"):
         tournament([a_row("ab")], by_length, size, 0)
 
 
-def test_a_score_that_is_missing_names_the_prompt() -> None:
+def test_missing_score_error_names_the_item() -> None:
     with pytest.raises(DataError, match="item '7#0': expected a finite score"):
         best_scored([a_row("ab", 7)], lambda items: [(1.0,) for _ in items], 0)
 
@@ -139,7 +137,7 @@ def test_a_score_that_is_missing_names_the_prompt() -> None:
 # --- what it is worth ---
 
 
-def test_quality_stands_between_a_blind_and_a_perfect_choice() -> None:
+def test_selection_quality_lies_between_random_and_oracle() -> None:
     rows = [a_row("abcd", i, qualities=(0.0, 1.0, 2.0, 5.0)) for i in range(10)]
     found = selection_quality(rows, [3] * 5 + [2] * 5, 500, 0)
     assert (found["selected"]["mean"], found["random"]["mean"], found["oracle"]["mean"]) == (3.5, 2.0, 5.0)
@@ -151,25 +149,25 @@ def test_quality_stands_between_a_blind_and_a_perfect_choice() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_prompts_that_are_the_same_are_one_group() -> None:
+def test_equal_prompts_form_one_group() -> None:
     rows = [a_row("ab", i, prompt="?", qualities=(0.0, 1.0)) for i in range(10)]
     assert selection_quality(rows, [0, 1] * 5, 500, 0)["selected"]["ci_method"] == "t"
 
 
 @pytest.mark.parametrize("quality", [1.0, 0.7, 0.99])
 @pytest.mark.parametrize("number", [2, 3, 6, 10])
-def test_where_all_are_equally_good_there_is_no_headroom(quality: float, number: int) -> None:
+def test_headroom_is_none_if_all_qualities_are_equal(quality: float, number: int) -> None:
     row = a_row("abcdefghij"[:number], qualities=(quality,) * number)
     assert selection_quality([row], [0], 500, 0)["headroom"] is None
 
 
-def test_without_qualities_there_is_nothing_to_average() -> None:
+def test_selection_quality_rejects_rows_without_qualities() -> None:
     rows = [a_row("ab", 0, qualities=(0.0, 1.0)), a_row("ab", 1)]
     with pytest.raises(DataError, match="1 of 2 rows have no qualities, such as '1'"):
         selection_quality(rows, [0, 0], 500, 0)
 
 
-def test_selections_are_written_a_row_for_each_prompt_and_never_over_others(tmp_path: Path) -> None:
+def test_write_selections_writes_one_row_per_prompt_without_overwriting(tmp_path: Path) -> None:
     rows, file = [a_row("ab", 0, qualities=(0.5, 1.0)), a_row("cd", 1)], tmp_path / "selected.jsonl"
     write_selections(rows, [1, 0], file)
     assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == [
@@ -196,7 +194,7 @@ def seventeen() -> list[Result]:
     return [Result(f"rm {i}", float(a), float(d)) for i, (a, d) in enumerate(zip(accuracy, downstream, strict=True))]
 
 
-def test_a_golden_case() -> None:
+def test_validity_matches_anscombe_reference_values() -> None:
     found = validity(ANSCOMBE, samples=200, seed=0)
     pearson, spearman, line = found["pearson"], found["spearman"], found["line"]
     assert (found["n"], found["warning"]) == (11, None)
@@ -209,7 +207,7 @@ def test_a_golden_case() -> None:
     assert pearson["ci95"] == pytest.approx([math.tanh(z - reach), math.tanh(z + reach)])
 
 
-def test_seventeen_reward_models_as_in_the_paper() -> None:
+def test_validity_of_seventeen_reward_models() -> None:
     results = seventeen()
     found = validity(results, samples=300, seed=0)
     assert (found["n"], found["warning"]) == (17, None)
@@ -224,25 +222,25 @@ def test_seventeen_reward_models_as_in_the_paper() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_the_rank_interval_is_scipys_bootstrap_and_hangs_on_the_seed() -> None:
+def test_spearman_interval_depends_on_the_seed() -> None:
     first, again, other = (validity(seventeen(), samples=300, seed=s)["spearman"]["ci95"] for s in (0, 0, 1))
     assert first == again != other
     assert first == pytest.approx(other, abs=0.1)
 
 
-def test_of_a_few_it_warns() -> None:
+def test_validity_warns_below_ten_reward_models() -> None:
     few = validity(ANSCOMBE[:9], samples=50, seed=0)
     assert few["warning"] == "n = 9: with so few reward models a correlation says little"
     assert validity(ANSCOMBE[:10], samples=50, seed=0)["warning"] is None
 
 
 @pytest.mark.parametrize("order", [range(3), range(5), range(7), range(7, 0, -1)])
-def test_the_same_order_by_chance_is_as_likely_as_all_orders_say(order: range) -> None:
+def test_spearman_p_of_a_perfect_ranking_is_exact(order: range) -> None:
     found = validity([Result(f"rm {i}", i / 10, float(rank)) for i, rank in enumerate(order)], samples=50, seed=0)
     assert found["spearman"]["p"] == pytest.approx(2 / math.factorial(len(order)))
 
 
-def test_of_a_few_the_p_value_of_rho_counts_every_order() -> None:
+def test_spearman_p_of_few_results_is_a_permutation_test() -> None:
     rng = np.random.default_rng(5)
     for n in (4, 5, 6):
         x, y = rng.permutation(n), rng.permutation(n)
@@ -251,14 +249,14 @@ def test_of_a_few_the_p_value_of_rho_counts_every_order() -> None:
         assert found["p"] == pytest.approx((np.abs(every) >= abs(found["rho"]) - 1e-9).mean())
 
 
-def test_of_three_all_is_there_but_what_two_cannot_show() -> None:
+def test_validity_of_three_has_no_leave_one_out_values() -> None:
     found = validity(ANSCOMBE[:3], samples=50, seed=0)
     assert found["pearson"]["ci95"] == [-1.0, 1.0]
     assert set(found["leave_one_out"].values()) == {None}
     json.dumps(found, allow_nan=False)
 
 
-def test_where_one_alone_varies_nothing_is_left_without_it() -> None:
+def test_leave_one_out_is_none_if_the_rest_is_constant() -> None:
     results = [Result("a", 0.1, 1.0), Result("b", 0.2, 1.0), Result("c", 0.3, 1.0), Result("d", 0.4, 2.0)]
     loo = validity(results, samples=50, seed=0)["leave_one_out"]
     assert loo["d"] is None
@@ -275,12 +273,12 @@ def test_where_one_alone_varies_nothing_is_left_without_it() -> None:
         ([Result(r.name, r.accuracy, 1.0) for r in ANSCOMBE], "downstream is the same for all 11"),
     ],
 )
-def test_what_has_no_correlation_is_refused(results: list[Result], message: str) -> None:
+def test_validity_rejects_too_few_or_constant_results(results: list[Result], message: str) -> None:
     with pytest.raises(DataError, match=message):
         validity(results, samples=50, seed=0)
 
 
-def test_results_are_read_from_rows(tmp_path: Path) -> None:
+def test_read_results_parses_rows_and_names_invalid_ones(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     row = {"name": "mine", "accuracy": 0.5, "downstream": 61.25}
     file.write_text(json.dumps(row) + "\n", encoding="utf-8")
@@ -296,7 +294,7 @@ def test_results_are_read_from_rows(tmp_path: Path) -> None:
             read_results(file)
 
 
-def test_an_evaluation_gives_the_accuracy_that_ranks_its_reward_models(tmp_path: Path) -> None:
+def test_read_results_takes_macro_accuracy_from_an_evaluation(tmp_path: Path) -> None:
     for name in ("carb", "selections"):
         (tmp_path / name).mkdir()
     (tmp_path / "selections/mine.json").write_text(json.dumps({"selected": {"mean": 3.5}}))
@@ -330,7 +328,7 @@ RESULTS = """\
 """
 
 
-def test_the_command_prints_the_result_as_tables_or_as_the_content_of_its_file(tmp_path: Path, tal: Tal) -> None:
+def test_validity_command_prints_tables_or_json(tmp_path: Path, tal: Tal) -> None:
     rows = tmp_path / "rows.jsonl"
     made = [{"name": f"rm {i}", "accuracy": i / 10, "downstream": i * i % 5} for i in range(1, 6)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in made))
@@ -341,7 +339,7 @@ def test_the_command_prints_the_result_as_tables_or_as_the_content_of_its_file(t
     assert json.loads(done.out) == json.loads((tmp_path / "validity.json").read_text())
 
 
-def test_where_the_accuracy_lacks_cells_it_says_so(tmp_path: Path, tal: Tal) -> None:
+def test_validity_command_warns_about_missing_cells(tmp_path: Path, tal: Tal) -> None:
     for number in range(4):
         made = judge_all(lambda i, every=number + 2: i % every, published_items(missing=["Thai/safety"]))
         measure(tmp_path, f"rm-{number}", made)
@@ -355,7 +353,7 @@ def test_where_the_accuracy_lacks_cells_it_says_so(tmp_path: Path, tal: Tal) -> 
     assert warning in (tmp_path / "validity.svg").read_text()
 
 
-def test_the_plot_is_well_formed_holds_every_name_and_escapes_it() -> None:
+def test_plot_is_valid_svg_with_escaped_names() -> None:
     named = [Result("<script>alert(1)</script> & co", 0.31, 6.0), Result("a\x0b\x1b\ufffeb", 0.31, 6.0)]
     results = [*ANSCOMBE, *named]
     drawn = plot(results, validity(results, samples=50, seed=0))
@@ -382,7 +380,7 @@ OUTLIERS = [Result(n, a, d) for n, a, d in (("a", 0.3, 1), ("b", 0.31, 5), ("c",
 
 
 @pytest.mark.parametrize("results", [[*LONG, *ONE_FAR_OFF], OUTLIERS, seventeen(), [*seventeen(), *LONG]])
-def test_names_lie_on_nothing_and_the_line_within_the_plot(results: list[Result]) -> None:
+def test_plot_labels_do_not_overlap_and_the_line_stays_inside(results: list[Result]) -> None:
     drawn = plot(results, validity(results, samples=50, seed=0))
     check_texts(drawn, size=13)
     root = ElementTree.fromstring(drawn)  # noqa: S314
@@ -394,7 +392,7 @@ def test_names_lie_on_nothing_and_the_line_within_the_plot(results: list[Result]
         assert top <= y <= foot
 
 
-def test_a_reward_model_measured_on_its_training_items_is_marked(tmp_path: Path) -> None:
+def test_reward_model_measured_on_training_items_is_marked(tmp_path: Path) -> None:
     (tmp_path / "selections").mkdir()
     items = flip_items()
     for number, name in enumerate("abc"):

@@ -1,4 +1,4 @@
-"""A measurement: every request answered once, whatever the order of items and whenever the process is killed."""
+"""The answer journal: every request is answered once, in any item order and across killed processes."""
 
 from __future__ import annotations
 
@@ -39,23 +39,21 @@ def measured(rm: Hashing, path: Path, items: list = ITEMS) -> list[ScoredItem]: 
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 16, 1000])
-def test_every_request_is_asked_once_and_predictions_stand_in_the_order_of_items(
-    tmp_path: Path, chunk_size: int | None
-) -> None:
+def test_every_request_is_asked_once_and_predictions_keep_item_order(tmp_path: Path, chunk_size: int | None) -> None:
     rm = Hashing(chunk_size)
     predictions = measured(rm, tmp_path / "answers.jsonl")
     assert [p.item for p in predictions] == ITEMS
     assert len(rm.asked) == len({by_request(r) for r in rm.asked}) == REQUESTS
 
 
-def test_the_order_of_items_changes_nothing(tmp_path: Path) -> None:
+def test_predictions_do_not_depend_on_item_order(tmp_path: Path) -> None:
     shuffled = random.Random(1).sample(ITEMS, len(ITEMS))
     straight = measured(Hashing(), tmp_path / "a.jsonl")
     turned = {p.item.id: p for p in measured(Hashing(), tmp_path / "b.jsonl", shuffled)}
     assert [turned[p.item.id] for p in straight] == straight
 
 
-def test_what_is_in_the_journal_is_not_asked_again(tmp_path: Path) -> None:
+def test_journaled_requests_are_not_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     first = measured(Hashing(), path)
     before = path.read_bytes()
@@ -65,7 +63,7 @@ def test_what_is_in_the_journal_is_not_asked_again(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_progress_counts_each_request_once_also_those_answered_before(tmp_path: Path) -> None:
+def test_progress_counts_every_request_once_including_journaled_ones(tmp_path: Path) -> None:
     counted: list[tuple[int, int]] = []
     rm = Hashing()
     for items in (ITEMS[:30], ITEMS):
@@ -77,7 +75,7 @@ def test_progress_counts_each_request_once_also_those_answered_before(tmp_path: 
         assert {of for _, of in counted} == {total}
 
 
-def test_scores_stand_in_the_order_of_the_items_own_responses(tmp_path: Path) -> None:
+def test_scores_keep_the_order_of_the_item_responses(tmp_path: Path) -> None:
     rm = Hashing(None)
     with Journal(tmp_path / "answers.jsonl", rm.identity) as journal:
         scores = AnswerCollector(rm, journal, silent).scores(ITEMS)
@@ -86,7 +84,7 @@ def test_scores_stand_in_the_order_of_the_items_own_responses(tmp_path: Path) ->
     assert len(rm.asked) == REQUESTS  # the same requests: what one asked, the other found
 
 
-def test_a_reward_model_that_leaves_a_request_out_is_found_out(tmp_path: Path) -> None:
+def test_reward_model_that_skips_a_request_raises(tmp_path: Path) -> None:
     class Forgetful(Hashing):
         def query(self, requests: list[Request], keep: Keep) -> None:  # type: ignore[override]
             super().query(requests[1:], lambda place, answer: keep(place + 1, answer))
@@ -95,7 +93,7 @@ def test_a_reward_model_that_leaves_a_request_out_is_found_out(tmp_path: Path) -
         measured(Forgetful(), tmp_path / "answers.jsonl")
 
 
-def test_half_a_line_is_cut_off_and_its_request_asked_again(tmp_path: Path) -> None:
+def test_truncated_line_is_removed_and_its_request_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     first = measured(Hashing(None), path)
     whole = path.read_bytes()
@@ -106,7 +104,7 @@ def test_half_a_line_is_cut_off_and_its_request_asked_again(tmp_path: Path) -> N
     assert path.read_bytes() == whole
 
 
-def test_an_answer_for_which_there_is_no_room_is_not_taken_for_kept(tmp_path: Path) -> None:
+def test_answer_that_does_not_fit_on_disk_is_not_kept(tmp_path: Path) -> None:
     first, second = (Request(item, (0,)) for item in ITEMS[:2])
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with Journal(tmp_path / "answers.jsonl", {}) as journal:
@@ -124,7 +122,7 @@ def test_an_answer_for_which_there_is_no_room_is_not_taken_for_kept(tmp_path: Pa
         assert not journal.has(journal.key(second))
 
 
-def test_a_damaged_line_is_named_and_the_file_left_alone(tmp_path: Path) -> None:
+def test_damaged_line_is_reported_and_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     measured(Hashing(), path)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -135,19 +133,19 @@ def test_a_damaged_line_is_named_and_the_file_left_alone(tmp_path: Path) -> None
     assert path.read_bytes() == b"".join(lines)
 
 
-def test_answers_of_another_reward_model_are_not_taken(tmp_path: Path) -> None:
+def test_journal_of_another_reward_model_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     measured(Hashing(), path)
     with pytest.raises(ConfigError, match=r"name was 'hashing', is 'other'.*another run\.name"):
         measured(Hashing(name="other"), path)
 
 
-def test_another_prompt_or_order_is_another_request() -> None:
+def test_request_key_depends_on_item_and_order() -> None:
     keys = {by_request(Request(item, order)) for item in ITEMS for order in ((0,), (1,), (0, 1), (1, 0))}
     assert len(keys) == 4 * len(ITEMS)
 
 
-def test_by_response_the_prompt_and_this_response_alone_are_the_key() -> None:
+def test_by_response_key_depends_only_on_prompt_and_response() -> None:
     item = ITEMS[1]
     request = Request(item, (1,))
     assert by_response(request) == content_key(item.prompt, item.responses[1])
@@ -159,7 +157,7 @@ def test_by_response_the_prompt_and_this_response_alone_are_the_key() -> None:
     assert content_key("a", "b c") != content_key("a b", "c")
 
 
-def test_requests_of_one_key_are_asked_once_and_have_one_answer(tmp_path: Path) -> None:
+def test_requests_with_equal_keys_are_asked_once(tmp_path: Path) -> None:
     rm, path = Hashing(None), tmp_path / "answers.jsonl"
     twins = [replace(item, id=f"twin-{item.id}") for item in ITEMS]
     requests = [Request(item, (0,)) for item in (*ITEMS, *twins)]
@@ -172,7 +170,7 @@ def test_requests_of_one_key_are_asked_once_and_have_one_answer(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("chunk_size", [0, 16])
-def test_twenty_kills_leave_the_same_bytes(tmp_path: Path, chunk_size: int) -> None:
+def test_measurement_killed_twenty_times_gives_the_same_bytes(tmp_path: Path, chunk_size: int) -> None:
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     undisturbed.mkdir()
     disturbed.mkdir()

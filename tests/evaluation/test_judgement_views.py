@@ -1,4 +1,4 @@
-"""A judgement in a terminal and as JSON; nothing that a model or a stranger wrote acts on the terminal."""
+"""Judgements in a terminal and as JSON: untrusted text never controls the terminal."""
 
 from __future__ import annotations
 
@@ -86,23 +86,23 @@ def judged(item: Item, analysis: str = "D: yes.") -> ScoredItem:
     return predicted(item, write(RUBRIC, analysis, shuffle_responses(item).best))
 
 
-def test_a_judgement_shows_rubric_analysis_and_the_verdict_by_the_callers_own_response(item: Item) -> None:
+def test_judgement_view_shows_rubric_analysis_and_verdict(item: Item) -> None:
     assert drawn(judgement_view(judged(item))) == JUDGED
 
 
-def test_without_a_verdict_every_issue_is_explained_and_the_completion_shown(item: Item) -> None:
+def test_judgement_view_without_a_verdict_explains_issues(item: Item) -> None:
     rubric = write(RUBRIC, "x", 0).partition("\n<analysis>")[0]
     output = drawn(judgement_view(predicted(item, rubric, "length")))
     assert WITHOUT_VERDICT in output
     assert output.endswith("</rubric>\n")
 
 
-def test_scores_are_shown_beside_the_callers_own_responses(item: Item) -> None:
+def test_scores_view_lists_scores_by_original_response(item: Item) -> None:
     assert drawn(scores_view(item, [0.25, 1.5, -3.0, 0.0])).endswith(SCORED)
     assert "Highest score: several share it" in drawn(scores_view(item, [1.0, 1.0, 0.0, 0.0]))
 
 
-def test_a_record_has_indices_of_the_callers_own_responses(item: Item) -> None:
+def test_record_uses_indices_of_the_original_responses(item: Item) -> None:
     record = json.loads(json.dumps(judged(item).record()))
     assert (record["id"], record["verdict"], record["order"], record["issues"]) == ("greeting-th", 1, [2, 0, 3, 1], [])
     assert record["rubric"][0] == {"weight": 50, "name": "Custom", "description": "People there really do this."}
@@ -125,17 +125,17 @@ def test_a_record_has_indices_of_the_callers_own_responses(item: Item) -> None:
         ("नमस्\u200dते\r\nสวัสดี", "नमस्\u200dते\nสวัสดี"),
     ],
 )
-def test_what_acts_on_a_terminal_is_shown_as_an_escape_and_writing_stays(text: str, escaped: str) -> None:
+def test_escape_terminal_escapes_control_characters_only(text: str, escaped: str) -> None:
     assert escape_terminal(text).plain == escaped
 
 
 @given(st.text(st.characters(categories=["Cc", "Cf", "Cs", "L", "P", "Z"])))
-def test_no_control_character_reaches_the_terminal(text: str) -> None:
+def test_escape_terminal_leaves_no_control_characters(text: str) -> None:
     left = {c for c in escape_terminal(text).plain if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
     assert left <= set("\n\t\u200c\u200d\u200e\u200f\u061c")
 
 
-def test_prompt_responses_rubric_analysis_and_completion_are_all_made_plain() -> None:
+def test_judgement_view_escapes_every_untrusted_text() -> None:
     evil = "\x1b[31mno"
     item = make_item(id=evil, prompt=evil, responses=(f"{evil}1", f"{evil}2"), culture=evil)
     rubric = Rubric(tuple(Criterion(weight, f"{evil}{weight}", evil) for weight in (50, 30, 20)))

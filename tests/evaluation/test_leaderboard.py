@@ -1,4 +1,4 @@
-"""Several reward models side by side: numbers, ranks, different items, hostile texts, and the browser's data."""
+"""The leaderboard: numbers, ranks, different items, hostile texts, and the data embedded in the page."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def model_of(board: dict[str, Any], name: str) -> dict[str, Any]:
 # --- numbers ---
 
 
-def test_a_model_stands_as_in_its_carb_file(measured: Path, out: Path) -> None:
+def test_leaderboard_figures_match_the_carb_file(measured: Path, out: Path) -> None:
     board = board_of(out)
     assert (board["n"], board["datasets"], board["splits"]) == (134, ["cards"], ["group"])
     for name in ("good", "also-good", "worse", "constant"):
@@ -90,7 +90,7 @@ def test_a_model_stands_as_in_its_carb_file(measured: Path, out: Path) -> None:
     assert model_of(board, "constant")["macro"]["accuracy"] == 0.5
 
 
-def test_judgements_in_memory_give_the_same_files_and_are_not_read(evaluation: Path, tmp_path: Path) -> None:
+def test_in_memory_judgements_give_the_same_files(evaluation: Path, tmp_path: Path) -> None:
     kept = dict[Path, Judgements]()
     table = measure(evaluation, "good", predictions(lambda i: i % 10 > 0), judgements=kept)
     measure(evaluation, "worse", predictions(lambda i: (None, 0.5, 1, 0)[i % 4]), judgements=kept)
@@ -102,9 +102,7 @@ def test_judgements_in_memory_give_the_same_files_and_are_not_read(evaluation: P
         assert (tmp_path / "kept" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_a_model_that_was_trained_on_some_of_the_items_is_marked_wherever_it_stands(
-    evaluation: Path, tmp_path: Path
-) -> None:
+def test_model_trained_on_measured_items_is_marked_everywhere(evaluation: Path, tmp_path: Path) -> None:
     hashes = training_hashes(items()[:30], None)
     measure(evaluation, "good", predictions(lambda i: i % 10 > 0), training=hashes)
     folder = write_leaderboard([evaluation], tmp_path).parent
@@ -127,7 +125,7 @@ def test_a_model_that_was_trained_on_some_of_the_items_is_marked_wherever_it_sta
     assert browsable(read_entries([evaluation]), 10**6)["models"].count("good †") == 1
 
 
-def test_baselines_are_those_of_the_carb_file_on_the_same_items(measured: Path, out: Path) -> None:
+def test_baselines_match_the_carb_file(measured: Path, out: Path) -> None:
     board, summary = board_of(out), json.loads((measured / "carb/good.json").read_text())
     for name, on in board["baselines"].items():
         assert on["micro"]["accuracy"] == pytest.approx(summary["baselines"][name]["accuracy"])
@@ -150,7 +148,7 @@ def test_paired_differences_equal_those_of_compare(measured: Path, out: Path) ->
     assert [pair["items"]["p_holm"] for pair in pairs] == pytest.approx(holm(raw))
 
 
-def test_means_over_cells_differ_by_the_difference_of_the_macro_accuracies(out: Path) -> None:
+def test_macro_difference_equals_difference_of_macro_accuracies(out: Path) -> None:
     board = board_of(out)
     for pair in board["pairs"]:
         better, worse = (model_of(board, pair[place])["macro"]["accuracy"] for place in ("better", "worse"))
@@ -164,7 +162,7 @@ def test_means_over_cells_differ_by_the_difference_of_the_macro_accuracies(out: 
 # --- ranks ---
 
 
-def test_models_that_do_not_differ_share_their_ranks(out: Path) -> None:
+def test_models_without_a_significant_difference_share_ranks(out: Path) -> None:
     models = board_of(out)["models"]
     assert [model["macro"]["accuracy"] for model in models] == sorted(
         (model["macro"]["accuracy"] for model in models), reverse=True
@@ -242,9 +240,7 @@ cards, split group: 134 items
 """
 
 
-def test_the_command_prints_the_board_as_a_table_or_as_the_content_of_its_file(
-    measured: Path, tmp_path: Path, tal: Tal
-) -> None:
+def test_leaderboard_command_prints_a_table_or_json(measured: Path, tmp_path: Path, tal: Tal) -> None:
     done = tal("leaderboard", str(measured), "--out", str(tmp_path), columns=80)
     assert done.out.startswith(NARROW)
     assert done.out.endswith(f"\n{tmp_path}/leaderboard.html\n")
@@ -252,7 +248,7 @@ def test_the_command_prints_the_board_as_a_table_or_as_the_content_of_its_file(
     assert json.loads(done.out) == json.loads((tmp_path / "leaderboard.json").read_text())
 
 
-def test_a_model_alone_is_first(tmp_path: Path) -> None:
+def test_single_model_ranks_first(tmp_path: Path) -> None:
     measure(tmp_path / "run", "only", predictions(lambda i: i % 2))
     write_leaderboard([tmp_path / "run"], tmp_path / "out")
     board = board_of(tmp_path / "out")
@@ -263,7 +259,7 @@ def test_a_model_alone_is_first(tmp_path: Path) -> None:
 # --- what is read ---
 
 
-def test_the_last_step_of_a_training_run_counts_under_the_name_of_the_run(tmp_path: Path) -> None:
+def test_training_run_is_listed_by_its_last_step_under_its_name(tmp_path: Path) -> None:
     run = tmp_path / "trained"
     for step, right in ((0, 0.0), (9, 0.0), (10, 1.0)):
         measure(run, step, predictions(lambda _, right=right: right), model="judge")
@@ -271,7 +267,7 @@ def test_the_last_step_of_a_training_run_counts_under_the_name_of_the_run(tmp_pa
     assert (entry.name, entry.summary["step"], entry.summary["accuracy"]) == ("trained", 10, 1.0)
 
 
-def test_reward_models_that_are_called_like_steps_are_all_listed(tmp_path: Path) -> None:
+def test_reward_models_named_like_steps_are_all_listed(tmp_path: Path) -> None:
     for name in ("step-100", "step-200", "step-final"):
         measure(tmp_path / "checkpoints", name, predictions(lambda i: i % 2))
     assert [entry.name for entry in read_entries([tmp_path / "checkpoints"])] == ["step-100", "step-200", "step-final"]
@@ -279,13 +275,13 @@ def test_reward_models_that_are_called_like_steps_are_all_listed(tmp_path: Path)
         read(tmp_path / "checkpoints", {})
 
 
-def test_reward_models_share_the_items_that_they_were_measured_on(evaluation: Path) -> None:
+def test_entries_share_item_objects(evaluation: Path) -> None:
     first, *others = read_entries([evaluation])
     assert others
     assert all(a is b for other in others for a, b in zip(first.items, other.items, strict=True))
 
 
-def test_models_of_one_name_are_told_apart_by_their_runs(tmp_path: Path) -> None:
+def test_equal_model_names_are_disambiguated_by_run(tmp_path: Path) -> None:
     for run in ("x/run", "y/run", "z"):
         measure(tmp_path / run, "rm", predictions(lambda i: i % 2), model="RM")
     measure(tmp_path / "z", "other", predictions(lambda i: i % 2))
@@ -294,7 +290,7 @@ def test_models_of_one_name_are_told_apart_by_their_runs(tmp_path: Path) -> None
     assert len({entry.name for entry in read_entries([tmp_path / run for run in ("x/run", "y/run", "z")])}) == 4
 
 
-def test_faults_name_the_file(evaluation: Path, tmp_path: Path) -> None:
+def test_read_errors_name_the_file(evaluation: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nothing: no carb/NAME\.json"):
         read_entries([tmp_path / "nothing"])
     with pytest.raises(DataError, match=r"evaluation: given 2 times"):
@@ -313,7 +309,7 @@ def test_faults_name_the_file(evaluation: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [[], ["Thai/safety", "Korean/value"]])
-def test_the_cells_of_macro_and_those_that_are_missing_are_named(missing: list[str], tmp_path: Path) -> None:
+def test_macro_cells_and_missing_cells_are_listed(missing: list[str], tmp_path: Path) -> None:
     measure(tmp_path / "run", "rm", predictions(lambda i: i % 3 > 0, published_items(missing)))
     page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
     board, markdown = board_of(tmp_path / "out"), (tmp_path / "out/leaderboard.md").read_text(encoding="utf-8")
@@ -329,9 +325,7 @@ def test_the_cells_of_macro_and_those_that_are_missing_are_named(missing: list[s
 # --- different items ---
 
 
-def test_models_over_different_items_stand_in_tables_of_their_own_and_are_not_compared(
-    evaluation: Path, tmp_path: Path
-) -> None:
+def test_models_on_different_items_get_separate_boards(evaluation: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     measure(other, "fewer", predictions(lambda _: 1, items()[:60]), dataset="fewer cards")
     changed = [replace(item, best=1 - item.best) for item in items()]
@@ -344,7 +338,7 @@ def test_models_over_different_items_stand_in_tables_of_their_own_and_are_not_co
     assert "different items" in (tmp_path / "out/leaderboard.md").read_text()
 
 
-def test_the_same_items_in_another_order_are_the_same_items(tmp_path: Path) -> None:
+def test_items_in_another_order_count_as_the_same_items(tmp_path: Path) -> None:
     run = tmp_path / "run"
     made = predictions(lambda i: i % 2)
     measure(run, "there", made)
@@ -357,7 +351,7 @@ def test_the_same_items_in_another_order_are_the_same_items(tmp_path: Path) -> N
 # --- the page ---
 
 
-def test_a_name_does_not_turn_the_figures_beside_it(tmp_path: Path) -> None:
+def test_bidi_characters_in_names_are_isolated(tmp_path: Path) -> None:
     turning = "\u202eדגם\u2069\u202e"
     some = [replace(item, domain=f"{item.domain}{turning}") for item in items()]
     made = predictions(lambda i: i % 3 > 0, some)
@@ -370,7 +364,7 @@ def test_a_name_does_not_turn_the_figures_beside_it(tmp_path: Path) -> None:
     assert not any(set(turning[-2:]) & set(title) for title in titles)
 
 
-def test_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Path, tmp_path: Path) -> None:
+def test_page_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Path, tmp_path: Path) -> None:
     (evaluation / "probes").mkdir()
     moved = {"absolute": {"n": 400, "mean": 30.8, "ci95": [25, 36]}, "signed": {"n": 400, "mean": None, "ci95": None}}
     found = {"n_items": 134, "spread": 1.0, "CC": {"n": 402, "applicable": 0.75, "relative": moved}}
@@ -387,7 +381,7 @@ def test_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Path, tm
     assert len([row for row in page.rows if row.startswith("All cultures")]) == 4
 
 
-def test_slots_orders_and_confidence_stand_with_their_intervals(tmp_path: Path) -> None:
+def test_slot_bias_order_consistency_and_calibration_have_intervals(tmp_path: Path) -> None:
     both = [judged(item, i % 3 > 0) for i, item in enumerate(items())]
     turned = [replace(p, presented=shuffle_responses(p.item, reverse=True)) for p in both]
     sure = [replace(p, margin=1.0) for p in [*both, *turned]]
@@ -410,7 +404,7 @@ def test_slots_orders_and_confidence_stand_with_their_intervals(tmp_path: Path) 
     assert f"| judge | 73.1, n {2 * len(both)} |" in markdown
 
 
-def test_where_nothing_was_judged_in_slots_or_with_a_margin_the_page_is_silent_about_it(tmp_path: Path) -> None:
+def test_page_omits_slots_and_confidence_without_data(tmp_path: Path) -> None:
     measure(tmp_path / "run", "constant", predictions(lambda _: 0.5))
     page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
     assert "Slots and confidence" not in page.text
@@ -425,7 +419,7 @@ def embedded(page: Page) -> dict[str, Any]:
     return data
 
 
-def test_every_judgement_can_be_read_back_from_the_page(evil: Path, tmp_path: Path) -> None:
+def test_every_judgement_is_embedded_in_the_page(evil: Path, tmp_path: Path) -> None:
     data = embedded(Page(write_leaderboard([evil], tmp_path / "out")))
     tables = {entry.name: list(read_scored(entry.path.with_suffix(".parquet"))) for entry in read_entries([evil])}
     made = data["judgements"]
@@ -446,7 +440,7 @@ def test_every_judgement_can_be_read_back_from_the_page(evil: Path, tmp_path: Pa
     assert data["cultures"]["TH"] == "Thailand"
 
 
-def test_where_not_all_fit_whole_items_are_drawn_and_the_page_says_how_many(
+def test_page_over_the_size_limit_samples_complete_items(
     evaluation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leaderboard, "MAX_CHARACTERS", 30_000)
@@ -460,7 +454,7 @@ def test_where_not_all_fit_whole_items_are_drawn_and_the_page_says_how_many(
     assert fewer == data["items"]["id"][: len(fewer)]
 
 
-def test_one_endless_text_leaves_room_for_the_others(tmp_path: Path) -> None:
+def test_very_long_text_is_shortened_to_keep_other_items(tmp_path: Path) -> None:
     made = [judged(item, None, "x" * (100_000 if i == 0 else 1)) for i, item in enumerate(items()[:12])]
     measure(tmp_path / "run", "rm", made)
     data = browsable(read_entries([tmp_path / "run"]), 50_000)
@@ -471,7 +465,7 @@ def test_one_endless_text_leaves_room_for_the_others(tmp_path: Path) -> None:
 # --- markdown ---
 
 
-def test_markdown_has_a_row_for_each_model_and_baseline_and_pair(out: Path) -> None:
+def test_markdown_has_a_row_per_model_baseline_and_pair(out: Path) -> None:
     written = (out / "leaderboard.md").read_text()
     good = model_of(board_of(out), "good")
     low, high = (f"{100 * end:.1f}" for end in good["macro"]["ci95"])
@@ -481,7 +475,7 @@ def test_markdown_has_a_row_for_each_model_and_baseline_and_pair(out: Path) -> N
     assert len(rows) == (2 + 4 + 6) + (2 + 6) + (2 + 3)  # slots: not of the constant
 
 
-def test_cells_of_markdown_hold_text_alone(evil: Path, tmp_path: Path) -> None:
+def test_markdown_cells_escape_untrusted_text(evil: Path, tmp_path: Path) -> None:
     write_leaderboard([evil], tmp_path / "out")
     written = (tmp_path / "out/leaderboard.md").read_text()
     rows = [line for line in written.splitlines() if line.startswith("|")]

@@ -1,4 +1,4 @@
-"""What pages share: no text is HTML, nothing is loaded, one script is admitted; scales, and JSON in a script."""
+"""Shared parts of HTML pages: escaping, content security policy, axes, and JSON embedded in a script."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ NASTY = st.text() | st.sampled_from(["</script>", "<!--<script>", "]]>", "&lt;",
 
 @settings(max_examples=50, deadline=None)
 @given(st.recursive(NASTY | st.integers() | st.none(), lambda inner: st.lists(inner, max_size=3)))
-def test_embedded_json_is_read_back_and_holds_no_sign_of_html(value: object) -> None:
+def test_embedded_json_round_trips_without_html_characters(value: object) -> None:
     text = str(embedded(value))
     assert json.loads(text) == value
     assert not set(text) & set("<>&\u2028\u2029")
 
 
-def test_a_number_that_json_lacks_is_refused() -> None:
+def test_embedded_rejects_nan() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         embedded({"score": float("nan")})
 
 
-def test_templates_escape_and_refuse_unknown_names() -> None:
+def test_templates_escape_text_and_reject_undefined_names() -> None:
     page = templates().from_string("{{ text }} {{ 'th'|language }} {{ 'xx-unknown'|language }} {{ 'TH'|culture }}")
     assert page.render(text="<b>") == "&lt;b&gt; Thai xx-unknown Thailand"
     with pytest.raises(Exception, match="'text' is undefined"):
         page.render()
 
 
-def test_axes_have_round_ticks_even_where_all_values_are_the_same() -> None:
+def test_axis_has_round_ticks_even_for_a_single_value() -> None:
     assert axis(-0.43, 0.91, start=100, end=0, ticks=3).ticks == [-0.5, 0.0, 0.5, 1.0]
     assert axis(0, 1, start=0, end=10, ticks=1).ticks == [0, 1]
     same = axis(0.5, 0.5, start=0, end=10)
@@ -56,7 +56,7 @@ def test_shade_is_neutral_at_chance() -> None:
     assert [shade(value, 0.25) for value in (0, 0.25, 0.625, 1)] == [-100, 0, 50, 100]
 
 
-def test_settings_that_are_not_there_are_none(tmp_path: Path) -> None:
+def test_missing_settings_are_none_and_invalid_ones_raise(tmp_path: Path) -> None:
     assert read_settings(tmp_path) == {"settings": None, "environment": None}
     (tmp_path / "environment.json").write_text("[1]")
     with pytest.raises(DataError, match=r"environment\.json: expected a JSON object, got list"):
@@ -79,7 +79,7 @@ def page(request: pytest.FixtureRequest, evil: Path, tmp_path: Path) -> Path:
     return write_report(tmp_path)
 
 
-def test_no_text_is_html_and_nothing_is_loaded(page: Path) -> None:
+def test_page_escapes_text_and_loads_nothing_external(page: Path) -> None:
     found = Page(page)
     assert [attrs.get("type") for attrs in found.all("script")] in ([None], ["application/json", None])
     assert not any(found.all(tag) for tag in ("img", "link"))
@@ -89,7 +89,7 @@ def test_no_text_is_html_and_nothing_is_loaded(page: Path) -> None:
     assert "alert(1)" in found.text
 
 
-def test_the_policy_admits_the_one_script(page: Path) -> None:
+def test_content_security_policy_allows_only_the_one_script(page: Path) -> None:
     found = Page(page)
     (script,) = re.findall(r"<script>(.*?)</script>", found.source, re.DOTALL)
     policy = found.all("meta")[1]["content"] or ""
@@ -97,14 +97,14 @@ def test_the_policy_admits_the_one_script(page: Path) -> None:
     assert "default-src 'none'" in policy
 
 
-def test_tables_scroll_and_no_text_of_a_drawing_lies_on_another(page: Path) -> None:
+def test_tables_scroll_and_drawing_labels_do_not_overlap(page: Path) -> None:
     check_tables(Page(page).source)
     check_texts(Page(page).source)
 
 
 @pytest.mark.parametrize("right", [0, 0.46, 0.5, 1])
 @pytest.mark.parametrize(("last", "scale"), [(1, 1), (400, 1e-4), (12000, 1e5)])
-def test_curves_are_labelled_without_overprint(tmp_path: Path, right: float, last: int, scale: float) -> None:
+def test_curve_labels_do_not_overlap(tmp_path: Path, right: float, last: int, scale: float) -> None:
     items = flip_items()
     measure(tmp_path, 0, judge_all(lambda _: False, items))
     measure(tmp_path, last, judge_all(lambda i: i < right * len(items), items))
@@ -113,14 +113,14 @@ def test_curves_are_labelled_without_overprint(tmp_path: Path, right: float, las
     check_texts(Page(write_report(tmp_path)).source)
 
 
-def test_places_are_spread_within_their_room() -> None:
+def test_spread_separates_positions_within_bounds() -> None:
     assert spread([], 10, 0, 100) == []
     assert spread([3, 4, 50, 99, 99], 10, 5, 100) == [5, 15, 50, 90, 100]
     assert spread([40, 41, 42], 10, 0, 100) == [40, 50, 60]
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_texts_and_marks_stand_out_from_their_ground(page: Path, scheme: int) -> None:
+def test_colour_contrast_meets_wcag(page: Path, scheme: int) -> None:
     """WCAG 2.2: 4.5 for text, 3 for what is drawn."""
     colours = dict(
         re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", Page(page).source, re.DOTALL)[scheme])
@@ -138,13 +138,13 @@ def test_texts_and_marks_stand_out_from_their_ground(page: Path, scheme: int) ->
     assert contrast("then", "paper") >= 3
 
 
-def test_headers_have_a_scope_and_the_page_its_landmarks(page: Path) -> None:
+def test_table_headers_have_scope_and_page_has_landmarks(page: Path) -> None:
     found = Page(page)
     assert {attrs.get("scope") for attrs in found.all("th")} == {"col", "row"}
     assert [len(found.all(tag)) for tag in ("header", "main", "nav")] == [1, 1, 1]
 
 
-def test_the_same_run_gives_the_same_files(tmp_path: Path) -> None:
+def test_pages_are_byte_identical_for_the_same_run(tmp_path: Path) -> None:
     original_run, files = tmp_path / "run", []
     measure(original_run, 5, judge_all(lambda i: i % 2, flip_items()))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""How far scores move: reward models of which one knows what they look at."""
+"""Spurious-feature probes: how far scores move, for reward models whose behaviour is known."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ constant = by_response(lambda _item, _text: 0.1)
 culture_blind = by_response(lambda _item, text: math.sqrt(len(text)) + text.count("e"))
 
 
-def knows(item: Item, text: str) -> float:
+def culture_aware(item: Item, text: str) -> float:
     """By the culture that an item names, and by nothing else, how true a response of a card is."""
     facts = next(card for card in culture_cards.cards() if card.group == item.group).facts
     return float(item.culture is not None and text in facts[item.culture].values())
@@ -64,7 +64,7 @@ def means(found: dict[str, Any], name: str, form: str = "relative") -> tuple[flo
 # --- reward models that see one thing ---
 
 
-def test_a_constant_reward_model_has_0_everywhere() -> None:
+def test_constant_reward_model_scores_zero_on_every_probe() -> None:
     found = probe(cards(), constant)
     assert found["spread"] == 0.0
     for name in NAMES:
@@ -75,7 +75,7 @@ def test_a_constant_reward_model_has_0_everywhere() -> None:
     assert found["CL"]["consistency"]["relative"]["mean"] == 1.0
 
 
-def test_a_culture_blind_reward_model_does_not_miss_the_label_and_moves_with_the_concept_as_often_up_as_down() -> None:
+def test_culture_blind_reward_model_ignores_label_removal() -> None:
     found = probe(cards(), culture_blind)
     assert found["RC"]["applicable"] == 1.0
     for form in ("relative", "paper"):
@@ -88,8 +88,8 @@ def test_a_culture_blind_reward_model_does_not_miss_the_label_and_moves_with_the
     assert {name: found[name]["direction"] for name in NAMES} == {"CC": "up", "RC": "down", "CL": "down", "RP": "down"}
 
 
-def test_one_that_knows_the_culture_falls_with_the_concept_and_with_the_label() -> None:
-    found = probe(cards(), by_response(knows))
+def test_culture_aware_reward_model_drops_on_concept_and_label_edits() -> None:
+    found = probe(cards(), by_response(culture_aware))
     # Of four responses one scores 1: the root mean square distance from their mean is sqrt(3) / 4.
     assert found["spread"] == pytest.approx(math.sqrt(3) / 4)
     for name in ("CC", "RC"):
@@ -98,7 +98,7 @@ def test_one_that_knows_the_culture_falls_with_the_concept_and_with_the_label() 
     assert means(found, "CL") == (0.0, 0.0)
 
 
-def test_one_that_reads_the_prompt_alone_does_not_tell_responses_apart() -> None:
+def test_prompt_only_reward_model_has_zero_relative_change() -> None:
     found = probe(cards(), by_response(lambda item, _text: len(item.prompt) / 7))
     for name in NAMES:
         assert means(found, name) == (0.0, 0.0)
@@ -106,7 +106,7 @@ def test_one_that_reads_the_prompt_alone_does_not_tell_responses_apart() -> None
     assert means(found, "RC", "paper")[0] > 10
 
 
-def test_one_that_adds_for_a_frame_moves_in_the_papers_form_alone() -> None:
+def test_length_reward_model_moves_on_rephrasing_only_in_paper_form() -> None:
     found = probe(cards(), by_response(lambda _item, text: float(len(text))))
     assert means(found, "RP") == pytest.approx((0, 0), abs=1e-9)
     assert means(found, "RP", "paper")[1] > 1
@@ -114,7 +114,7 @@ def test_one_that_adds_for_a_frame_moves_in_the_papers_form_alone() -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(st.floats(0.01, 100), st.floats(-100, 100))
-def test_the_relative_form_knows_neither_zero_nor_unit(scale: float, shift: float) -> None:
+def test_relative_form_is_invariant_to_scale_and_shift(scale: float, shift: float) -> None:
     items = cards()[:24]
     found = probe(items, culture_blind)
     other = probe(items, lambda asked: [tuple(scale * s + shift for s in of) for of in culture_blind(asked)])
@@ -132,7 +132,7 @@ def by_id(scores: dict[str, tuple[float, ...]]) -> Scorer:
     return lambda items: [scores[item.id] for item in items]
 
 
-def test_both_forms_by_hand() -> None:
+def test_relative_and_paper_form_match_hand_computed_values() -> None:
     scores = {"0": (3.0, 1.0), "0#RC": (2.0, 1.0), "0#RP": (3.0, 1.0)}
     scores |= {"1": (-2.0, 0.0), "1#RC": (-1.0, 0.0), "1#RP": (-2.0, 0.0)}
     found = probe([an_item(0), an_item(1)], by_id(scores))
@@ -143,7 +143,7 @@ def test_both_forms_by_hand() -> None:
     assert means(found, "RP") == means(found, "RP", "paper") == (0.0, 0.0)
 
 
-def test_over_a_score_or_a_spread_of_0_there_is_no_change_but_0() -> None:
+def test_change_over_zero_score_or_spread_is_undefined_or_zero() -> None:
     found = probe([an_item()], by_id({"0": (0.0, 1.0), "0#RC": (1.0, 1.0), "0#RP": (0.0, 1.0)}))
     empty = {"n": 0, "mean": None, "ci95": None, "ci_method": "none"}
     assert found["RC"]["paper"] == {"absolute": empty, "signed": empty, "undefined": 1}
@@ -155,7 +155,7 @@ def test_over_a_score_or_a_spread_of_0_there_is_no_change_but_0() -> None:
 
 
 @pytest.mark.parametrize("k", [0.5, 2.0])
-def test_consistency_falls_with_k_and_names_it(k: float) -> None:
+def test_consistency_decreases_with_k(k: float) -> None:
     known = {"group": "breakfast 0", "origins": ("JP", "DE")}
     german = {"language": "de", "prompt": "Was isst man in Japan?", "responses": ("Reis", "Brot")}
     items = [an_item(0, **known), an_item(1, **known, **german)]
@@ -171,7 +171,7 @@ def test_consistency_falls_with_k_and_names_it(k: float) -> None:
 # --- the form of it ---
 
 
-def test_of_two_question_groups_no_interval_is_below_nothing_or_above_full_consistency() -> None:
+def test_intervals_of_two_groups_stay_within_bounds() -> None:
     few = [item for item in cards() if item.group in sorted({item.group for item in cards()})[:2]]
     found = probe(few, culture_blind)["CL"]
     for form in ("relative", "paper"):
@@ -181,7 +181,7 @@ def test_of_two_question_groups_no_interval_is_below_nothing_or_above_full_consi
         assert 0 <= low < high <= 1
 
 
-def test_everything_is_asked_at_once_and_each_item_once() -> None:
+def test_probe_asks_every_item_once_in_one_call() -> None:
     calls: list[list[Item]] = []
 
     def scorer(items: Sequence[Item]) -> list[tuple[float, ...]]:
@@ -194,7 +194,7 @@ def test_everything_is_asked_at_once_and_each_item_once() -> None:
     assert asked[:24] == list(cards()[:24])
 
 
-def test_results_are_json_and_broken_down_by_culture_and_language() -> None:
+def test_results_are_json_with_breakdowns_by_culture_and_language() -> None:
     found = json.loads(json.dumps(probe(cards(), culture_blind), allow_nan=False))
     assert found["n_items"] == len(cards())
     cultures = {item.culture for item in cards()}
@@ -206,11 +206,11 @@ def test_results_are_json_and_broken_down_by_culture_and_language() -> None:
     assert "consistency" not in found["CC"]
 
 
-def test_the_order_of_items_does_not_matter() -> None:
+def test_probe_does_not_depend_on_item_order() -> None:
     assert probe(cards(), culture_blind) == probe(cards()[::-1], culture_blind)
 
 
-def test_a_probe_that_applies_to_nothing_says_so() -> None:
+def test_probe_without_applicable_items_reports_zero() -> None:
     found = probe([an_item(prompt="What is eaten?", language="xx")], constant)
     for name in NAMES:
         assert (found[name]["n"], found[name]["applicable"]) == (0, 0.0)
@@ -218,19 +218,19 @@ def test_a_probe_that_applies_to_nothing_says_so() -> None:
 
 
 @pytest.mark.parametrize("scores", [(1.0,), (1.0, -math.inf), (math.nan,)])
-def test_scores_that_are_not_one_for_each_response_are_an_error(scores: tuple[float, ...]) -> None:
+def test_scores_not_matching_the_responses_raise(scores: tuple[float, ...]) -> None:
     with pytest.raises(DataError, match=r"item '0': expected a finite score, or NaN .* its 2 responses"):
         probe([an_item()], lambda items: [scores for _ in items])
 
 
-def test_a_parse_failure_is_left_out_and_counted() -> None:
+def test_parse_failure_is_excluded_and_counted() -> None:
     found = probe([an_item()], lambda items: [(math.nan, 1.0) if i else (2.0, 1.0) for i, _ in enumerate(items)])
     assert found["spread"] == pytest.approx(0.5)
     assert found["RP"]["n"] == found["RP"]["relative"]["undefined"] == 1
     assert found["RP"]["relative"]["absolute"]["mean"] is None
 
 
-def test_a_scorer_that_leaves_items_out_is_an_error_and_so_are_no_items() -> None:
+def test_missing_scores_and_empty_items_raise() -> None:
     with pytest.raises(DataError, match="asked about 3 items and gave scores of 0"):
         probe([an_item()], lambda items: [])
     with pytest.raises(DataError, match="no items"):
@@ -240,7 +240,7 @@ def test_a_scorer_that_leaves_items_out_is_an_error_and_so_are_no_items() -> Non
 # --- which items they apply to ---
 
 
-def test_each_item_that_an_edit_does_not_apply_to_is_counted_with_the_reason() -> None:
+def test_not_applicable_items_are_counted_by_reason() -> None:
     items = [an_item(0), an_item(1, culture=None, prompt="What is eaten?"), an_item(2, prompt="What do they eat?")]
     found = probe(items, constant)
     assert found["CC"]["not_applicable"] == {"its responses name no cultures": 3}
@@ -253,7 +253,7 @@ def test_each_item_that_an_edit_does_not_apply_to_is_counted_with_the_reason() -
     assert lines[3] == "RP applies to 100.0 % of 3 items"
 
 
-def test_pairs_that_are_given_are_scored_and_no_others() -> None:
+def test_only_given_edits_are_scored() -> None:
     items = [an_item(number) for number in range(4)]
     after = replace(items[1], id="1#RC", prompt="What is eaten?", culture=None)
     scorer = by_response(lambda item, text: 5.0 if item.culture is None and text == "rice" else float(text == "rice"))

@@ -1,4 +1,4 @@
-"""The report of a run: its numbers, its escaping, and what it says where files are missing."""
+"""The report of a run: its numbers, its escaping, and how it reports missing files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_headline_states_both_accuracies_with_n_and_interval(run: Path) -> None:
     assert "Missing from this run's folder" not in page.text
 
 
-def test_own_data_is_called_by_its_file_and_a_judge_that_was_trained_on_it_is_marked(tmp_path: Path) -> None:
+def test_own_data_is_named_by_file_and_training_overlap_is_marked(tmp_path: Path) -> None:
     hashes = training_hashes(ITEMS[:30], None)
     measure(tmp_path, 5, judge_all(lambda i: i % 2, ITEMS), dataset="my_pairs.csv", training=hashes)
     page = Page(write_report(tmp_path))
@@ -70,7 +70,7 @@ def test_own_data_is_called_by_its_file_and_a_judge_that_was_trained_on_it_is_ma
     assert "CARB" not in page.text
 
 
-def test_a_set_of_training_items_is_marked_in_the_table_of_sets(tmp_path: Path) -> None:
+def test_set_with_training_items_is_marked_in_the_table_of_sets(tmp_path: Path) -> None:
     measure(tmp_path, 5, judge_all(lambda i: i % 2, ITEMS))
     own = measure(tmp_path / "own", 5, judge_all(lambda i: i % 2, ITEMS), training=training_hashes(ITEMS[:30], None))
     (tmp_path / "eval").mkdir()
@@ -94,7 +94,7 @@ def test_tables_hold_n_interval_and_change(run: Path) -> None:
     assert page.row("B 72")
 
 
-def test_tables_by_what_is_known_of_the_language_and_means_over_cells(run: Path) -> None:
+def test_tables_by_language_features_and_macro_mean(run: Path) -> None:
     page = Page(write_report(run))
     last = json.loads((run / "carb" / "step-20.json").read_text())
     for start in ("3 36", "5 108", "Tai-Kadai 36", "Indo-European 108", "Thai 36", "Latn 108", "items 144"):
@@ -104,7 +104,7 @@ def test_tables_by_what_is_known_of_the_language_and_means_over_cells(run: Path)
     assert "bootstrap by group" in page.text
 
 
-def test_missing_cells_of_carb_are_named_and_its_map_is_of_languages(tmp_path: Path) -> None:
+def test_carb_report_lists_missing_cells_and_maps_languages(tmp_path: Path) -> None:
     measure(tmp_path / "run", 5, judge_all(lambda i: i % 2, published_items(missing=["Thai/safety"])))
     page = Page(write_report(tmp_path / "run"))
     assert "Warning: macro over 39 of 40 cells; missing: Thai/safety" in page.text
@@ -135,7 +135,7 @@ def test_charts_show_every_measurement_and_reward(run: Path) -> None:
     assert "From -0.450 at step 1 to 0.500 at step 20" in page.text
 
 
-def test_a_single_logged_step_is_a_point(run: Path) -> None:
+def test_single_logged_step_is_drawn_as_a_point(run: Path) -> None:
     of_lines = len(Page(write_report(run)).all("circle"))
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text(next(line for line in lines if '"reward"' in line))
@@ -144,7 +144,7 @@ def test_a_single_logged_step_is_a_point(run: Path) -> None:
     assert len(page.all("circle")) == of_lines + page.text.count("at 1 logged step") == of_lines + 3
 
 
-def test_judgements_pair_the_same_item_and_name_the_outcome(run: Path) -> None:
+def test_judgements_pair_before_and_after_with_an_outcome(run: Path) -> None:
     page = Page(write_report(run))
     outcomes = [attrs["data-outcome"] for attrs in page.all("article")]
     assert len(outcomes) == 24
@@ -174,12 +174,12 @@ def test_judgements_pair_the_same_item_and_name_the_outcome(run: Path) -> None:
         ("carb/step-20.parquet", "No carb/step-20.parquet"),
     ],
 )
-def test_a_missing_file_is_named(run: Path, gone: str, message: str) -> None:
+def test_missing_file_is_reported(run: Path, gone: str, message: str) -> None:
     (run / gone).unlink()
     assert message in Page(write_report(run)).text
 
 
-def test_one_measurement_is_enough(tmp_path: Path) -> None:
+def test_report_of_one_measurement(tmp_path: Path) -> None:
     measure(tmp_path, 0, judge_all(lambda i: i == 0, ITEMS[0:6:2]))
     page = Page(write_report(tmp_path))
     assert "at step 0 is 33.3 %" in page.text
@@ -189,12 +189,12 @@ def test_one_measurement_is_enough(tmp_path: Path) -> None:
     assert [attrs["data-outcome"] for attrs in page.all("article")] == ["wrong", "wrong", "right"]
 
 
-def test_no_measurement_is_an_error(tmp_path: Path) -> None:
+def test_run_without_measurements_raises(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"carb: no step-N\.json"):
         write_report(tmp_path)
 
 
-def test_damaged_files_are_named(run: Path) -> None:
+def test_damaged_file_error_names_the_file(run: Path) -> None:
     (run / "carb/step-10.json").write_text('{"step": 10}')
     with pytest.raises(DataError, match=r"step-10\.json: a CARB file lacks accuracy"):
         write_report(run)
@@ -204,7 +204,7 @@ def test_damaged_files_are_named(run: Path) -> None:
         write_report(run)
 
 
-def test_what_training_warned_of_last_stands_on_the_page(run: Path) -> None:
+def test_report_shows_the_last_training_warning(run: Path) -> None:
     lines = [json.dumps({"stage": "grpo", "step": step, "warning": f"<b>{step}</b> %"}) for step in (5, 10)]
     (run / "metrics.jsonl").write_text("\n".join(lines))
     page = Page(write_report(run))
@@ -213,7 +213,7 @@ def test_what_training_warned_of_last_stands_on_the_page(run: Path) -> None:
 
 
 @pytest.mark.parametrize("scratch", [True, False])
-def test_a_judge_made_from_scratch_is_said_to_know_its_own_questions(run: Path, scratch: bool) -> None:
+def test_report_of_a_from_scratch_judge_shows_a_notice(run: Path, scratch: bool) -> None:
     (run / "config.yaml").write_text(f"model: {{scratch: {'{hidden_size: 8}' if scratch else 'null'}}}")
     page = Page(write_report(run))
     assert (FROM_SCRATCH in page.text) == scratch
@@ -222,13 +222,13 @@ def test_a_judge_made_from_scratch_is_said_to_know_its_own_questions(run: Path, 
     assert "tal judge" not in page.text  # there are no examples
 
 
-def test_damaged_lines_of_metrics_are_counted_but_a_torn_last_one_is_not(run: Path) -> None:
+def test_damaged_metrics_lines_are_counted_except_a_truncated_last_one(run: Path) -> None:
     log = run / "metrics.jsonl"
     log.write_text('{"sta\n[1]\n{"stage": "grpo", "step": 1, "reward": NaN}\n' + log.read_text())
     assert "2 lines of metrics.jsonl could not be read." in Page(write_report(run)).text
 
 
-def test_choice_gives_every_outcome_and_culture_a_turn() -> None:
+def test_choose_balances_outcomes_and_cultures() -> None:
     def an_item(i: int) -> Item:
         return make_item(id=str(i), culture="TH" if i < 90 else "JP")
 
@@ -243,7 +243,7 @@ def test_choice_gives_every_outcome_and_culture_a_turn() -> None:
     assert chosen == choose_judgements(list(reversed(pairs)), limit=8)
 
 
-def test_a_tie_is_no_parse_failure(tmp_path: Path) -> None:
+def test_tie_is_not_counted_as_a_parse_failure(tmp_path: Path) -> None:
     some = ITEMS[:6]
     scores = [(1.0, 1.0) if i < 2 else (2.0, 1.0) for i in range(6)]
     measure(tmp_path, 4, [tied(item, worth) for item, worth in zip(some, scores, strict=True)])
@@ -254,7 +254,7 @@ def test_a_tie_is_no_parse_failure(tmp_path: Path) -> None:
     assert page.text.count(": a tie") == 2
 
 
-def test_a_pair_with_a_tie_on_either_side_is_a_tie() -> None:
+def test_before_after_outcome_is_tie_if_either_side_ties() -> None:
     item = ITEMS[0]
     right, wrong, failure = (judged(item, right) for right in (True, False, None))
     tie = tied(item, (1.0, 1.0))

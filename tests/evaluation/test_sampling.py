@@ -1,4 +1,4 @@
-"""Tallies of what a model was asked about, and what of it was kept."""
+"""Yield counters: how many items a model was asked about, and how many completions were kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from think_as_locals.evaluation.sampling import YieldCounter, yield_table
 ITEMS = [make_item(id=str(i), group=f"group {i}", culture=("TH", "JP")[i % 2]) for i in range(4)]
 
 
-def test_a_tally_counts_completions_and_the_items_of_which_something_was_kept() -> None:
+def test_yield_counter_counts_completions_and_kept_items() -> None:
     tally = YieldCounter(ITEMS, ("right", "wrong"), marks=["hinted"])
     for item in ITEMS:
         tally.add(item, "wrong", ["late", "long"] if item.id == "0" else ["late"])
@@ -35,13 +35,13 @@ def test_a_tally_counts_completions_and_the_items_of_which_something_was_kept() 
     assert table.markdown().splitlines()[-1].endswith("| 6 |")
 
 
-def test_of_no_items_there_is_no_yield() -> None:
+def test_yield_is_none_without_items() -> None:
     found = YieldCounter([], ("right",)).summary()
     assert (found["n"], found["yield"], found["right"], found["by_culture"]) == (0, None, 0, {})
     written = yield_table("probe", "edited, %", {"RC": found}, {"right": "kept"}).markdown()
     assert written.splitlines()[-1].split("|")[1].strip() == "RC"
 
 
-def test_an_item_that_is_not_there_has_no_place() -> None:
+def test_place_of_an_unknown_item_raises_key_error() -> None:
     with pytest.raises(KeyError):
         YieldCounter(ITEMS, ()).index("9")

@@ -1,4 +1,4 @@
-"""Favourite slots and verdicts that move with the order: hand-made judgements."""
+"""Slot bias, order consistency, and tables of judgements: hand-made cases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def judged(item: Item, order: tuple[int, ...], verdict: int | None) -> ScoredIte
     return ScoredItem(item=item, presented=reorder_responses(item, order), judgement=judgement)
 
 
-def test_a_judge_that_always_says_a_has_all_its_bias_there() -> None:
+def test_judge_that_always_chooses_a_has_full_slot_bias() -> None:
     found = slot_bias([judged(an_item(i), (0, 1) if i % 2 else (1, 0), 0) for i in range(20)])
     assert set(found) == {"A", "B"}
     assert (found["A"]["chosen"], found["A"]["best"], found["A"]["bias"]) == (1.0, 0.5, 0.5)
@@ -46,13 +46,13 @@ def test_a_judge_that_always_says_a_has_all_its_bias_there() -> None:
     assert found["A"]["ci95"] == pytest.approx([-end for end in reversed(found["B"]["ci95"])])
 
 
-def test_a_judge_that_is_always_right_has_no_bias_wherever_the_best_lies() -> None:
+def test_judge_that_is_always_right_has_no_slot_bias() -> None:
     found = slot_bias([judged(an_item(i), (0, 1) if i % 3 else (1, 0), 0 if i % 3 else 1) for i in range(21)])
     assert [slot["bias"] for slot in found.values()] == [0.0, 0.0]
     assert all(slot["ci95"][0] < 0 < slot["ci95"][1] for slot in found.values())
 
 
-def test_a_slot_counts_only_where_it_was_on_offer_and_something_was_chosen() -> None:
+def test_slot_bias_counts_only_offered_slots_with_a_verdict() -> None:
     predictions = [
         judged(an_item(1), (0, 1), 0),
         judged(an_item(2, size=4), (0, 1, 2, 3), 3),
@@ -63,17 +63,17 @@ def test_a_slot_counts_only_where_it_was_on_offer_and_something_was_chosen() -> 
     assert found["D"]["chosen"] == 1.0
 
 
-def test_without_a_verdict_or_with_scores_which_see_no_slots_there_is_no_bias() -> None:
+def test_slot_bias_is_empty_without_verdicts_or_with_scores() -> None:
     assert slot_bias([judged(an_item(1), (0, 1), None)]) == {}
     assert slot_bias([replace(judged(an_item(1), (0, 1), 0), scores=(2.0, 1.0))]) == {}
 
 
-def test_items_judged_in_one_order_say_nothing_of_consistency() -> None:
+def test_order_consistency_is_empty_for_items_in_one_order() -> None:
     assert order_consistency([judged(an_item(i), (0, 1), 0) for i in range(3)]) == {"n": 0}
     assert order_consistency([judged(an_item(1), (0, 1), 0)] * 2) == {"n": 0}
 
 
-def test_consistency_is_the_same_response_in_every_order_right_or_wrong() -> None:
+def test_order_consistency_means_the_same_response_in_every_order() -> None:
     there, back = (0, 1), (1, 0)
     predictions = [
         *(judged(an_item(1), there, 0), judged(an_item(1), back, 1)),  # right in both
@@ -91,7 +91,7 @@ def test_consistency_is_the_same_response_in_every_order_right_or_wrong() -> Non
     assert order_consistency(predictions[::-1])["ci95"] == pytest.approx([low, high])
 
 
-def test_judgements_are_in_one_order_however_they_come() -> None:
+def test_judgements_are_sorted_independently_of_input_order() -> None:
     predictions = [judged(an_item(i), order, i % 2) for i in (3, 1, 2) for order in ((0, 1), (1, 0))]
     there, back = orders.Judgements(predictions), orders.Judgements(predictions[::-1])
     assert [item.id for item in there.items] == [item.id for item in back.items] == ["1", "2", "3"]
@@ -101,7 +101,7 @@ def test_judgements_are_in_one_order_however_they_come() -> None:
     assert there.by_item("credit").tolist() == [0.5, 0.5, 0.5]
 
 
-def test_a_table_is_there_once_all_judgements_are_taken(tmp_path: Path) -> None:
+def test_table_is_written_only_after_all_judgements(tmp_path: Path) -> None:
     predictions = [judged(an_item(i), (1, 0), 0) for i in range(3)]
     stopped = orders.written(tmp_path / "table.parquet", predictions)
     next(stopped)
@@ -111,7 +111,7 @@ def test_a_table_is_there_once_all_judgements_are_taken(tmp_path: Path) -> None:
     assert [row_of(each) for each in orders.read_scored(tmp_path / "table.parquet")] == [row_of(p) for p in predictions]
 
 
-def test_items_that_are_known_are_not_made_again_unless_they_differ(tmp_path: Path) -> None:
+def test_read_scored_reuses_known_equal_items(tmp_path: Path) -> None:
     items = [an_item(i) for i in range(3)]
     list(orders.written(tmp_path / "table.parquet", [judged(item, (0, 1), 1) for item in items]))
     same, turned, other = items[0], reorder_responses(items[1], (1, 0)), replace(items[2], prompt="Another?")
@@ -126,7 +126,7 @@ def presented(judged: orders.Judgements) -> list[list[str]]:
     return [[judged.items[row["item"]].responses[i] for i in judged.orders[row["order"]]] for row in judged.rows]
 
 
-def of_all_kinds() -> list[ScoredItem]:
+def predictions_of_all_kinds() -> list[ScoredItem]:
     right = judged(an_item(1), (1, 0), 1)
     return [
         *(right, judged(an_item(1), (0, 1), 1)),  # one item in two orders
@@ -144,8 +144,8 @@ def failed(item: Item, issue: str, **changes: Any) -> ScoredItem:
 
 
 @pytest.mark.parametrize("known", ["none", "same", "turned", "other"])
-def test_judgements_read_from_a_table_are_those_written_to_it(known: str, tmp_path: Path) -> None:
-    predictions, path = of_all_kinds(), tmp_path / "table.parquet"
+def test_judgements_survive_a_round_trip_through_a_table(known: str, tmp_path: Path) -> None:
+    predictions, path = predictions_of_all_kinds(), tmp_path / "table.parquet"
     expected = orders.Judgements(orders.written(path, predictions))
     changed = {
         "none": {},
@@ -178,7 +178,7 @@ def test_judgements_read_from_a_table_are_those_written_to_it(known: str, tmp_pa
         ("id", "1", "several items are called '1'"),
     ],
 )
-def test_a_faulty_row_is_found(column: str, value: Any, fault: str, tmp_path: Path) -> None:
+def test_invalid_row_of_a_table_is_reported(column: str, value: Any, fault: str, tmp_path: Path) -> None:
     predictions, path = [judged(an_item(i), (0, 1), 0) for i in range(4)], tmp_path / "table.parquet"
     assert len(list(orders.written(path, predictions))) == 4
     table = pa.parquet.read_table(path)

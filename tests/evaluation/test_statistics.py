@@ -58,7 +58,7 @@ def clustered(rng: np.random.Generator, count: int, share: float = 0.5) -> tuple
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
-def test_with_one_item_in_each_group_the_interval_is_the_binomial_one(share: float) -> None:
+def test_interval_is_binomial_with_one_item_per_group(share: float) -> None:
     n = 800
     right = round(share * n)
     measured = accuracy([1.0] * right + [0.0] * (n - right), [str(i) for i in range(n)])
@@ -68,7 +68,7 @@ def test_with_one_item_in_each_group_the_interval_is_the_binomial_one(share: flo
     assert sum(measured.ci95) / 2 == pytest.approx(share, abs=expected / 5)
 
 
-def test_items_that_repeat_their_group_add_no_certainty() -> None:
+def test_repeated_items_of_a_group_do_not_narrow_the_interval() -> None:
     groups = [str(i) for i in range(400)]
     scores = [float(i % 2) for i in range(400)]
     once = accuracy(scores, groups)
@@ -85,9 +85,7 @@ def coverage(intervals: Sequence[Estimate], truth: float) -> float:
 @pytest.mark.parametrize(
     ("groups", "cells", "share"), [(5, 1, 0.5), (5, 1, 0.7), (8, 1, 0.9), (10, 1, 0.5), (12, 5, 0.9), (25, 1, 0.9)]
 )
-def test_intervals_of_clustered_data_hold_the_truth_about_as_often_as_they_say(
-    groups: int, cells: int, share: float
-) -> None:
+def test_clustered_interval_has_nominal_coverage(groups: int, cells: int, share: float) -> None:
     rng = np.random.default_rng(groups)
     data = [clustered(rng, groups, share) for _ in range(400)]
     # A bootstrap holds it in 88 to 92 %, with plain percentiles in 84 %.
@@ -98,7 +96,7 @@ def test_intervals_of_clustered_data_hold_the_truth_about_as_often_as_they_say(
     assert coverage(by_item, share) < 0.9
 
 
-def test_the_guides_coverage_is_what_the_script_measured() -> None:
+def test_guide_coverage_table_matches_the_measured_result() -> None:
     guide = Path(statistics.__file__).with_name("README.md").read_text(encoding="utf-8")
     measured = json.loads(intervals.RESULT.read_text(encoding="utf-8"))
     assert intervals.table(measured["coverage"]) in guide
@@ -106,7 +104,7 @@ def test_the_guides_coverage_is_what_the_script_measured() -> None:
     assert min(min(of_case.values()) for of_case in measured["coverage"].values()) > 0.915
 
 
-def drawn_by_hand(scores: list[float], groups: list[str], cells: list[str], seed: int) -> tuple[float, float]:
+def bootstrap_by_loop(scores: list[float], groups: list[str], cells: list[str], seed: int) -> tuple[float, float]:
     """The expanded percentiles, group by group and item by item, on draws of their own."""
     rng, means, by_group = np.random.default_rng(seed), [], defaultdict[str, list[tuple[float, str]]](list)
     for score, group, cell in zip(scores, groups, cells, strict=True):
@@ -123,15 +121,15 @@ def drawn_by_hand(scores: list[float], groups: list[str], cells: list[str], seed
 
 
 @pytest.mark.parametrize("cells", [1, 3])
-def test_it_is_what_a_loop_over_drawn_groups_finds(cells: int) -> None:
+def test_cluster_bootstrap_matches_a_loop_over_drawn_groups(cells: int) -> None:
     scores, groups = clustered(np.random.default_rng(5), 60)
     cell = [str(int(group[1:]) % cells) for group in groups]
     found = accuracy(scores, groups, samples=20_000, cells=cell)
     assert found.method == "cluster_bootstrap"
-    assert found.ci95 == pytest.approx(drawn_by_hand(scores, groups, cell, seed=1), abs=0.015)
+    assert found.ci95 == pytest.approx(bootstrap_by_loop(scores, groups, cell, seed=1), abs=0.015)
 
 
-def test_seed_decides_the_draws_and_the_order_of_items_does_not() -> None:
+def test_interval_depends_on_seed_but_not_on_item_order() -> None:
     rng = np.random.default_rng(5)
     scores, groups = clustered(rng, 60)
     mixed = rng.permutation(len(scores))
@@ -141,14 +139,12 @@ def test_seed_decides_the_draws_and_the_order_of_items_does_not() -> None:
 
 
 @pytest.mark.parametrize("groups", [3, 8, 49])
-def test_with_few_groups_the_interval_does_not_hang_on_the_seed(groups: int) -> None:
+def test_interval_of_few_groups_does_not_depend_on_the_seed(groups: int) -> None:
     scores, names = clustered(np.random.default_rng(groups), groups)
     assert len({accuracy(scores, names, seed=seed).ci95 for seed in range(5)}) == 1
 
 
-def test_groups_beyond_those_that_are_drawn_by_themselves_make_the_interval_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_merging_groups_beyond_the_limit_keeps_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     scores, groups = clustered(np.random.default_rng(3), 2000)
     alone = accuracy(scores, groups)
     monkeypatch.setattr(statistics, "_MAX_GROUPS", 200)
@@ -158,7 +154,7 @@ def test_groups_beyond_those_that_are_drawn_by_themselves_make_the_interval_no_o
     assert together.value == alone.value
 
 
-def test_draws_of_many_groups_are_the_same_and_take_a_byte_each() -> None:
+def test_draws_of_many_groups_are_stored_as_bytes() -> None:
     groups, samples = 20_000, 400
     scores, names = [float(i % 3 == 0) for i in range(groups)], [f"{i:05}" for i in range(groups)]
     shares = np.full(groups, 1 / groups)
@@ -189,7 +185,7 @@ def wilson(mean: float, variance: float, groups: int) -> tuple[float, float]:
     return low, high
 
 
-def test_with_groups_of_one_size_the_variance_is_the_cluster_robust_one_of_statsmodels() -> None:
+def test_variance_of_equal_groups_matches_statsmodels() -> None:
     scores = (np.random.default_rng(5).random((4, 8)) < np.linspace(0.2, 0.9, 4)[:, None]).astype(float).ravel()
     names = np.arange(4).repeat(8)
     expected = wilson(scores.mean(), float(regression(scores, names).bse[0]) ** 2, 4)
@@ -197,7 +193,7 @@ def test_with_groups_of_one_size_the_variance_is_the_cluster_robust_one_of_stats
 
 
 @pytest.mark.parametrize("cells", [1, 2])
-def test_with_any_groups_the_variance_is_that_of_leaving_out_one_at_a_time(cells: int) -> None:
+def test_cluster_wilson_variance_is_the_jackknife_variance(cells: int) -> None:
     scores, groups = clustered(np.random.default_rng(5), 4)
     cell = [str(i % cells) for i in range(len(scores))]
     measured = accuracy(scores, groups, cells=cell)
@@ -210,7 +206,7 @@ def test_with_any_groups_the_variance_is_that_of_leaving_out_one_at_a_time(cells
     assert measured.ci95 == pytest.approx(wilson(measured.value, variance, 4))
 
 
-def test_groups_that_are_alike_by_chance_claim_no_more_than_independent_items() -> None:
+def test_similar_groups_give_no_narrower_interval_than_items() -> None:
     scores, groups = [1.0, 0.0] * 20, [str(i // 8) for i in range(40)]
     assert accuracy(scores, groups).method == "cluster_wilson"
     assert half_width(accuracy(scores, groups)) >= half_width(accuracy(scores, [str(i) for i in range(40)]))
@@ -226,7 +222,7 @@ def test_groups_that_are_alike_by_chance_claim_no_more_than_independent_items() 
         *((1, 1, 0.2065, 1.0), (1, 2, 0.0945, 0.9055), (50, 100, 0.4038, 0.5962)),
     ],
 )
-def test_with_a_single_group_it_is_wilsons_interval(right: int, n: int, low: float, high: float) -> None:
+def test_interval_of_a_single_group_is_wilson(right: int, n: int, low: float, high: float) -> None:
     measured = accuracy([1.0] * right + [0.0] * (n - right), ["one"] * n)
     assert (measured.n, measured.value, measured.method) == (n, right / n, "wilson")
     assert measured.ci95 == pytest.approx((low, high), abs=1e-4)
@@ -235,13 +231,13 @@ def test_with_a_single_group_it_is_wilsons_interval(right: int, n: int, low: flo
 @pytest.mark.parametrize(
     ("groups", "method"), [(1, "wilson"), (2, "cluster_wilson"), (49, "cluster_wilson"), (50, "cluster_bootstrap")]
 )
-def test_two_groups_have_a_variance_and_fifty_a_bootstrap(groups: int, method: str) -> None:
+def test_interval_method_depends_on_the_number_of_groups(groups: int, method: str) -> None:
     labels = [str(i % groups) for i in range(60)]
     assert accuracy([float(i < 20) for i in range(59)] + [1.0], labels).method == method
 
 
 @pytest.mark.parametrize("score", [0.0, 0.25, 1.0])
-def test_scores_that_are_all_alike_are_not_certain(score: float) -> None:
+def test_interval_of_constant_scores_has_width(score: float) -> None:
     measured = accuracy([score] * 40, [str(i // 2) for i in range(40)])
     assert measured.method == "cluster_wilson"
     assert measured.ci95[1] - measured.ci95[0] > 0.05
@@ -249,7 +245,7 @@ def test_scores_that_are_all_alike_are_not_certain(score: float) -> None:
 
 @quick
 @given(st.lists(st.tuples(CREDITS, st.integers(0, 9), st.sampled_from("uvw")), min_size=1, max_size=60))
-def test_intervals_lie_in_0_to_1_hold_the_mean_and_do_not_depend_on_order(rows: list[tuple[float, int, str]]) -> None:
+def test_accuracy_interval_is_in_0_to_1_and_contains_the_mean(rows: list[tuple[float, int, str]]) -> None:
     scores, groups, cells = [row[0] for row in rows], [str(row[1]) for row in rows], [row[2] for row in rows]
     for measured, turned, expected in (
         (accuracy(scores, groups), accuracy(scores[::-1], groups[::-1]), np.mean(scores)),
@@ -271,13 +267,13 @@ def test_intervals_lie_in_0_to_1_hold_the_mean_and_do_not_depend_on_order(rows: 
     "empty",
     [lambda: accuracy([], []), lambda: difference([], [], []), lambda: calibration([], [], [], samples=10, seed=0)],
 )
-def test_no_items_are_an_error(empty: Callable[[], Any]) -> None:
+def test_no_items_raise(empty: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="no items"):
         empty()
 
 
 @pytest.mark.parametrize(("scores", "groups"), [([1.0], []), ([1.0, 0.0], ["a"]), ([1.0], ["a", "b"])])
-def test_scores_without_their_groups_are_an_error(scores: list[float], groups: list[str]) -> None:
+def test_mismatched_scores_and_groups_raise(scores: list[float], groups: list[str]) -> None:
     with pytest.raises(ValueError, match="expected a group and a cell for each of"):
         accuracy(scores, groups)
 
@@ -285,14 +281,14 @@ def test_scores_without_their_groups_are_an_error(scores: list[float], groups: l
 # --- credit, and the mean over cells ---
 
 
-def test_a_cell_that_a_resample_leaves_empty_is_left_out_of_its_mean() -> None:
+def test_cell_empty_in_a_resample_is_left_out_of_its_mean() -> None:
     # Without "few" a resample's mean is that of the others, 1; with it 1/2.
     groups = [str(i) for i in range(60)]
     measured = accuracy([1.0] * 58 + [0.0] * 2, groups, cells=["many"] * 58 + ["few"] * 2)
     assert (measured.value, measured.ci95, measured.method) == (0.5, (0.5, 1.0), "cluster_bootstrap")
 
 
-def test_a_cell_of_a_single_question_group_is_not_taken_for_certain() -> None:
+def test_cell_of_a_single_group_keeps_a_wide_interval() -> None:
     scores = [float(i % 2) for i in range(40)] + [1.0, 1.0, 1.0, 1.0]
     groups, cells = [str(i // 4) for i in range(40)] + ["alone"] * 4, ["many"] * 40 + ["lonely"] * 4
     found = accuracy(scores, groups, cells=cells)
@@ -304,7 +300,7 @@ def test_a_cell_of_a_single_question_group_is_not_taken_for_certain() -> None:
 
 
 @pytest.mark.parametrize("cells", [None, ["TH"] * 240, ["TH"] * 180 + ["JP"] * 60])
-def test_with_many_groups_it_is_the_interval_of_an_accuracy(cells: list[str] | None) -> None:
+def test_mean_interval_of_many_groups_matches_accuracy(cells: list[str] | None) -> None:
     values, groups = np.random.default_rng(2).random(240), [str(i // 4) for i in range(240)]
     found, known = estimate_mean(values, groups, 500, 0, cells), accuracy(values, groups, 500, 0, cells)
     assert found.value == pytest.approx(known.value)
@@ -312,7 +308,7 @@ def test_with_many_groups_it_is_the_interval_of_an_accuracy(cells: list[str] | N
     assert (found == estimate_mean(values, groups, 500, 0)) == (cells is None or len(set(cells)) == 1)
 
 
-def test_it_moves_and_stretches_with_the_values() -> None:
+def test_mean_interval_scales_and_shifts_with_the_values() -> None:
     rng = np.random.default_rng(1)
     values, groups = rng.normal(size=60), [str(i // 4) for i in range(60)]
     found, other = estimate_mean(values, groups, 500, 0), estimate_mean(-300 * values + 7, groups, 500, 0)
@@ -323,27 +319,25 @@ def test_it_moves_and_stretches_with_the_values() -> None:
 @pytest.mark.parametrize(
     ("groups", "size", "method"), [("aabbcc", 2, "cluster_t"), ("aaabbb", 3, "cluster_t"), ("aaaaaa", 1, "t")]
 )
-def test_few_groups_have_students_interval_of_their_means_and_one_that_of_its_items(
-    groups: str, size: int, method: str
-) -> None:
+def test_mean_interval_of_few_groups_is_students_t(groups: str, size: int, method: str) -> None:
     values = np.array([1.0, 3.0, 10.0, 12.0, -4.0, -2.0])
     found, means = estimate_mean(values, list(groups), 500, 0), values.reshape(-1, size).mean(axis=1)
     assert found.method == method
     assert found.ci95 == pytest.approx(stats.t.interval(0.95, len(means) - 1, means.mean(), stats.sem(means)))
 
 
-def test_values_that_are_all_alike_have_an_interval_without_width() -> None:
+def test_mean_interval_of_constant_values_has_no_width() -> None:
     found = estimate_mean([2.0] * 30, [str(i) for i in range(30)], 500, 0)
     assert (found.value, found.ci95) == (2.0, (2.0, 2.0))
 
 
 @pytest.mark.parametrize("values", [[], [5.0]])
-def test_one_value_has_no_interval_and_none_has_no_mean(values: list[float]) -> None:
+def test_interval_is_none_for_one_value_and_mean_is_none_for_none(values: list[float]) -> None:
     found = estimate_mean(values, ["a"] * len(values), 500, 0).as_dict("mean")
     assert found == {"n": len(values), "mean": values[0] if values else None, "ci95": None, "ci_method": "none"}
 
 
-def test_few_groups_in_cells_have_students_interval_of_the_means_without_each_group() -> None:
+def test_macro_mean_interval_of_few_groups_is_students_t_of_jackknife() -> None:
     values, groups, cells = [1.0, 3.0, 10.0, 14.0], list("abcd"), ["TH", "TH", "JP", "JP"]
     found = estimate_mean(values, groups, 500, 0, cells)
     # Without a group its cell's mean is the other's value: the mean of both cells moves by 1/2, 1/2, 1 and 1.
@@ -352,7 +346,7 @@ def test_few_groups_in_cells_have_students_interval_of_the_means_without_each_gr
     assert found.ci95 == pytest.approx(stats.t.interval(0.95, 3, 7, error))
 
 
-def test_no_end_of_the_interval_is_beyond_what_a_value_can_be() -> None:
+def test_mean_interval_is_clipped_to_bounds() -> None:
     values, groups = [0.0, 0.9, 1.0], ["a", "b", "c"]
     low, high = estimate_mean(values, groups, samples=50, seed=0).ci95
     assert low < 0 < 1 < high
@@ -383,9 +377,7 @@ def runs(rng: np.random.Generator, groups: int, a: float, b: float, spread: floa
 
 
 @pytest.mark.parametrize(("groups", "size", "method"), [(100, 8, "cluster_bootstrap"), (4, 16, "cluster_t")])
-def test_with_groups_of_one_size_it_is_the_cluster_robust_regression_of_statsmodels(
-    groups: int, size: int, method: str
-) -> None:
+def test_difference_of_equal_groups_matches_statsmodels(groups: int, size: int, method: str) -> None:
     rng, names = np.random.default_rng(1), np.arange(groups).repeat(size)
     a, b = (rng.random((2, groups * size)) < rng.beta(1, 1, (2, groups)).repeat(size, axis=1)).astype(float)
     found, fit = difference(a, b, names.astype(str)), regression(b - a, names)
@@ -397,7 +389,7 @@ def test_with_groups_of_one_size_it_is_the_cluster_robust_regression_of_statsmod
     assert found.p == pytest.approx(fit.pvalues[0])
 
 
-def test_both_runs_are_measured_on_the_same_drawn_groups() -> None:
+def test_difference_resamples_both_runs_together() -> None:
     a, b, groups = runs(np.random.default_rng(4), 60, 0.4, 0.5, spread=1.0)
     found = difference(a, b, groups)
     gains = accuracy((np.subtract(b, a) + 1) / 2, groups)  # of each item, moved to [0, 1]
@@ -405,7 +397,7 @@ def test_both_runs_are_measured_on_the_same_drawn_groups() -> None:
     assert found.ci95 == pytest.approx(tuple(2 * end - 1 for end in gains.ci95))
 
 
-def test_with_a_single_group_items_are_taken_for_independent() -> None:
+def test_difference_of_a_single_group_is_agresti_min() -> None:
     a, b = [1.0] * 30 + [0.0] * 70, [1.0] * 50 + [0.0] * 50
     found = difference(a, b, ["one"] * 100)
     assert (found.method, found.value) == ("agresti_min", pytest.approx(0.2))
@@ -413,7 +405,7 @@ def test_with_a_single_group_items_are_taken_for_independent() -> None:
     assert half_width(found) == pytest.approx(stats.norm.ppf(0.975) * math.sqrt(variance))
 
 
-def test_runs_that_agree_on_everything_are_not_proven_equal() -> None:
+def test_identical_runs_have_a_nonzero_interval() -> None:
     few = difference([1.0] * 10, [1.0] * 10, [str(i) for i in range(10)])
     many = difference([1.0] * 1000, [1.0] * 1000, [str(i) for i in range(1000)])
     assert (few.value, few.p) == (0, 1)
@@ -422,7 +414,7 @@ def test_runs_that_agree_on_everything_are_not_proven_equal() -> None:
 
 
 @pytest.mark.parametrize("groups", [5, 10, 25])
-def test_the_interval_holds_the_true_difference_about_as_often_as_it_says(groups: int) -> None:
+def test_difference_interval_has_nominal_coverage(groups: int) -> None:
     rng = np.random.default_rng(groups)
     found = [difference(*runs(rng, groups, 0.5, 0.6), samples=500) for _ in range(300)]
     assert 0.92 < sum(f.ci95[0] <= 0.1 <= f.ci95[1] for f in found) / 300 < 0.99
@@ -430,9 +422,7 @@ def test_the_interval_holds_the_true_difference_about_as_often_as_it_says(groups
 
 @quick
 @given(PAIRS)
-def test_swapping_the_runs_negates_the_difference_and_the_order_of_items_changes_nothing(
-    rows: list[tuple[float, float, str]],
-) -> None:
+def test_difference_is_antisymmetric_and_independent_of_item_order(rows: list[tuple[float, float, str]]) -> None:
     a, b, groups = (list(column) for column in zip(*rows, strict=True))
     there, back = difference(a, b, groups), difference(b, a, groups)
     assert there.value == pytest.approx(-back.value)
@@ -445,13 +435,13 @@ def test_swapping_the_runs_negates_the_difference_and_the_order_of_items_changes
     assert 0 <= there.p <= 1
 
 
-def test_over_cells_each_cell_counts_the_same() -> None:
+def test_macro_difference_weights_cells_equally() -> None:
     found = difference([0, 0, 0, 1], [1, 1, 1, 1], list("abcd"), cells=["TH", "TH", "TH", "JP"])
     assert (found.a, found.b, found.value) == (0.5, 1.0, 0.5)
     assert difference([0, 0, 0, 1], [1, 1, 1, 1], list("abcd")).value == 0.75
 
 
-def test_cells_that_every_group_has_once_change_nothing() -> None:
+def test_balanced_cells_do_not_change_the_difference() -> None:
     rng = np.random.default_rng(8)
     a, b = (rng.random((2, 60)) < [[0.4], [0.6]]).astype(float)
     groups, cells = [str(i // 3) for i in range(60)], ["x", "y", "z"] * 20
@@ -462,7 +452,7 @@ def test_cells_that_every_group_has_once_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("groups", [8, 20])
-def test_over_uneven_cells_the_interval_holds_the_truth_and_a_null_is_rarely_rejected(groups: int) -> None:
+def test_macro_difference_has_nominal_coverage_and_error_rate(groups: int) -> None:
     rng = np.random.default_rng(groups)
     held = rejected = 0
     for _ in range(300):
@@ -476,14 +466,14 @@ def test_over_uneven_cells_the_interval_holds_the_truth_and_a_null_is_rarely_rej
     assert rejected / 300 < 0.09
 
 
-def test_mcnemar_counts_the_items_that_one_run_alone_gets_right() -> None:
+def test_mcnemar_counts_discordant_items() -> None:
     assert mcnemar([0] * 5 + [1] * 90, [1] * 5 + [1] * 90) == pytest.approx(2 / 2**5)
     assert mcnemar([0] * 9 + [1], [1] * 9 + [0]) == pytest.approx(stats.binomtest(1, 10).pvalue)
     assert mcnemar([1, 0, 1], [1, 0, 1]) == 1
     assert mcnemar([0.5, 0.0], [1.0, 0.25]) == pytest.approx(2 / 2**2)
 
 
-def test_holm_multiplies_each_p_by_the_tests_that_are_left() -> None:
+def test_holm_multiplies_each_p_by_the_remaining_tests() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([0.2]) == [0.2]
@@ -493,7 +483,7 @@ def test_holm_multiplies_each_p_by_the_tests_that_are_left() -> None:
 # --- what this n can show ---
 
 
-def test_the_smallest_difference_solves_connors_formula_for_independent_items() -> None:
+def test_smallest_difference_solves_connors_formula() -> None:
     n = 400
     a = [1.0] * 60 + [0.0] * 40 + [1.0] * 300
     b = [0.0] * 60 + [1.0] * 40 + [1.0] * 300
@@ -505,7 +495,7 @@ def test_the_smallest_difference_solves_connors_formula_for_independent_items() 
     assert needed == pytest.approx(n, rel=0.01)
 
 
-def test_what_can_be_shown_shrinks_with_n_and_grows_with_power_and_strictness() -> None:
+def test_smallest_difference_shrinks_with_n_and_grows_with_power() -> None:
     def of(n: int, **asked: float) -> float:
         a, b = [float(i % 5 == 0) for i in range(n)], [float(i % 5 == 1) for i in range(n)]
         found = smallest_difference(a, b, [str(i) for i in range(n)], **asked)
@@ -517,7 +507,7 @@ def test_what_can_be_shown_shrinks_with_n_and_grows_with_power_and_strictness() 
     assert of(400, alpha=0.05 / 40) > of(400)
 
 
-def test_items_of_a_few_groups_show_less_than_as_many_of_their_own() -> None:
+def test_smallest_difference_is_larger_for_clustered_items() -> None:
     a, b, groups = runs(np.random.default_rng(3), 12, 0.4, 0.5, spread=1.0)
     alone = smallest_difference(a, b, [str(i) for i in range(len(a))])
     together = smallest_difference(a, b, groups)
@@ -525,11 +515,11 @@ def test_items_of_a_few_groups_show_less_than_as_many_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_handful_of_items_shows_nothing(n: int) -> None:
+def test_smallest_difference_is_none_for_a_few_items(n: int) -> None:
     assert smallest_difference([1.0] * n, [0.0] * n, ["a"] * n) is None
 
 
-def test_a_true_difference_of_that_size_is_found_four_times_in_five() -> None:
+def test_smallest_difference_is_detected_with_80_percent_power() -> None:
     rng = np.random.default_rng(11)
     groups = [str(i // 4) for i in range(400)]
 
@@ -552,7 +542,7 @@ def measured(margins: list[float], scores: list[float], groups: list[str] | None
     return calibration(margins, scores, groups or [str(i) for i in range(len(scores))], samples=200, seed=0)
 
 
-def test_sure_and_right_is_perfect_sure_and_wrong_is_the_worst() -> None:
+def test_calibration_of_confident_right_and_wrong_verdicts() -> None:
     perfect = measured([math.inf] * 8, [1.0] * 8)
     assert (perfect["brier"], perfect["ece"], perfect["ece_calibrated"]) == (0, 0, 0)
     worst = measured([50.0] * 8, [0.0] * 8)
@@ -560,7 +550,7 @@ def test_sure_and_right_is_perfect_sure_and_wrong_is_the_worst() -> None:
     assert worst["ece"] == pytest.approx(1)
 
 
-def test_a_hand_made_case() -> None:
+def test_calibration_matches_hand_computed_values() -> None:
     # Half of the choices at 90 % of which 3 of 4 are right, half at 60 % of which 2 of 4 are.
     margins = [float(logit(0.9))] * 4 + [float(logit(0.6))] * 4
     found = measured(margins, [1, 1, 1, 0, 1, 1, 0, 0])
@@ -574,7 +564,7 @@ def test_a_hand_made_case() -> None:
     assert [b["confidence"] for b in found["bins"]] == pytest.approx([0.6, 0.9])
 
 
-def test_a_constant_that_ties_everywhere_is_no_better_than_breaking_ties_at_random() -> None:
+def test_calibration_of_constant_ties_matches_random_tie_breaking() -> None:
     n, of = 400, 4
     found = measured([-math.log(of - 1)] * n, [1 / of] * n)
     assert (found["accuracy"], found["confidence"]) == (pytest.approx(1 / of), pytest.approx(1 / of))
@@ -584,7 +574,7 @@ def test_a_constant_that_ties_everywhere_is_no_better_than_breaking_ties_at_rand
     assert found["ece"] == pytest.approx(float(np.abs(broken - 1 / of).mean()), rel=0.05)
 
 
-def test_ties_among_other_judgements_count_as_their_random_breaking_would_on_average() -> None:
+def test_calibration_of_ties_matches_average_random_tie_breaking() -> None:
     rng = np.random.default_rng(8)
     confidence, ways = rng.uniform(0.3, 0.95, 120), rng.integers(1, 4, 120)
     credit = np.where(rng.random(120) < 0.8, 1 / ways, 0.0)
@@ -599,7 +589,7 @@ def test_ties_among_other_judgements_count_as_their_random_breaking_would_on_ave
     assert found["ece_ci95"][0] <= found["ece"] <= found["ece_ci95"][1]
 
 
-def test_the_interval_of_the_error_of_few_groups_hangs_little_on_the_seed() -> None:
+def test_ece_interval_of_few_groups_barely_depends_on_the_seed() -> None:
     rng = np.random.default_rng(3)
     groups, confidence = np.repeat(np.arange(8), 12).astype(str), rng.uniform(0.3, 0.95, 96)
     credit = (rng.random(96) < confidence - 0.2).astype(float)
@@ -607,7 +597,7 @@ def test_the_interval_of_the_error_of_few_groups_hangs_little_on_the_seed() -> N
     assert np.std(ends, axis=0)[0] < 0.0015  # 0.0024 with 2,000 draws; the upper end jumps between few distinct draws
 
 
-def test_it_is_what_scikit_learn_computes() -> None:
+def test_calibration_matches_scikit_learn() -> None:
     rng = np.random.default_rng(3)
     confidence = rng.uniform(0.02, 0.98, 400)
     right = (rng.random(400) < confidence**2).astype(float)
@@ -618,7 +608,7 @@ def test_it_is_what_scikit_learn_computes() -> None:
     assert found["ece"] == pytest.approx(float(np.abs(truth - stated) @ sizes[sizes > 0]) / 400)
 
 
-def test_a_calibrated_judge_shows_about_the_error_that_stands_beside_its_own() -> None:
+def test_ece_of_a_calibrated_judge_matches_ece_calibrated() -> None:
     rng = np.random.default_rng(4)
     found = []
     for _ in range(40):
@@ -630,7 +620,7 @@ def test_a_calibrated_judge_shows_about_the_error_that_stands_beside_its_own() -
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.1, 0.25])
-def test_the_interval_of_the_error_holds_the_true_one_about_as_often_as_it_says(gap: float) -> None:
+def test_ece_interval_has_nominal_coverage(gap: float) -> None:
     rng, hits = np.random.default_rng(6), 0
     for _ in range(60):
         group = np.repeat(np.arange(12), rng.integers(1, 13, 12))
@@ -643,14 +633,14 @@ def test_the_interval_of_the_error_holds_the_true_one_about_as_often_as_it_says(
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_a_few_question_groups_say_nothing_of_the_error(groups: int) -> None:
+def test_ece_interval_of_few_groups_is_0_to_1(groups: int) -> None:
     found = measured([1.0] * 20, [1.0, 0.0] * 10, [str(i % groups) for i in range(20)])
     assert (found["n"], found["ece_ci95"]) == (20, [0.0, 1.0])
 
 
 @quick
 @given(st.lists(st.tuples(st.floats(-6, 6), CREDITS, st.sampled_from("abcdefgh")), min_size=1, max_size=40))
-def test_figures_lie_in_0_to_1_within_their_intervals_in_any_order(rows: list[tuple[float, float, str]]) -> None:
+def test_calibration_figures_lie_within_their_intervals(rows: list[tuple[float, float, str]]) -> None:
     there, back = (measured(*(list(column) for column in zip(*some, strict=True))) for some in (rows, rows[::-1]))
     for name in ("brier", "ece"):
         low, high = there[f"{name}_ci95"]
@@ -667,7 +657,7 @@ def scores_of(groups: int, seed: int) -> tuple[list[float], list[str]]:
     return rng.choice([0, 0.25, 1 / 3, 1], 3 * groups).tolist(), [f"g{i // 3}" for i in range(3 * groups)]
 
 
-def test_several_scores_of_the_same_items_have_the_estimates_of_each() -> None:
+def test_accuracies_match_separate_estimates() -> None:
     (one, groups), (other, _) = scores_of(70, 0), scores_of(70, 1)
     cells = [f"c{i % 2}" for i in range(len(one))]
     for of_cells in (None, cells):
@@ -677,7 +667,7 @@ def test_several_scores_of_the_same_items_have_the_estimates_of_each() -> None:
         statistics.accuracies([one, other[1:]], groups, 200, 0)
 
 
-def test_groups_are_drawn_once_for_all_parts_of_as_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_cached_by_number_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     make = np.random.default_rng
     monkeypatch.setattr(statistics, "_draws_kept", {})

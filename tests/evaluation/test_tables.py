@@ -1,4 +1,4 @@
-"""One table for a terminal, markdown and a page: figures, alignment, sections, and text that means nothing there."""
+"""Tables for a terminal, markdown and HTML: figures, alignment, sections, and escaped text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = Table(
 )
 
 
-def test_markdown_holds_text_and_figures_and_no_plot() -> None:
+def test_markdown_table_omits_plots() -> None:
     head, _, first, second = TABLE.markdown().splitlines()
     assert head == "| rank | model | accuracy | gain | n |"
     assert first.startswith(r"| 1–2 | &lt;b&gt;\|\[red\]\*x\*")
@@ -29,7 +29,7 @@ def test_markdown_holds_text_and_figures_and_no_plot() -> None:
     assert second == "|  | plain | none | A -1.0; +0.0 | 3 |"
 
 
-def test_a_page_escapes_names_and_explains_marks_and_methods() -> None:
+def test_html_table_escapes_names_and_explains_marks() -> None:
     page = TABLE.html('Models "of" <b>', "board")
     assert 'aria-label="Models &#34;of&#34; &lt;b&gt;"' in page
     assert page.count("<tbody>") == 2
@@ -43,7 +43,7 @@ def test_a_page_escapes_names_and_explains_marks_and_methods() -> None:
     assert '<td class="number">–</td>' in page
 
 
-def test_a_terminal_gets_escapes_and_every_figure() -> None:
+def test_terminal_table_escapes_text_and_shows_every_figure() -> None:
     console = Console(markup=False, highlight=False, record=True, width=120)
     console.print(TABLE.terminal("\x1b]0;title", "caption"))
     text = console.export_text()
@@ -57,6 +57,6 @@ def test_p_values_have_three_digits(p: float, text: str) -> None:
     assert Figure(p, form="p").text() == text
 
 
-def test_an_address_in_a_name_is_no_link() -> None:
+def test_escape_markdown_prevents_autolinks() -> None:
     text = escape_markdown("https://evil.example WWW.evil.example me@evil.example Qwen2.5:7B")
     assert text == r"https\://evil.example WWW\.evil.example me\@evil.example Qwen2.5:7B"

@@ -1,4 +1,4 @@
-"""What a policy is asked, and how good its answers are: golden cases."""
+"""Policy tasks: the questions asked, and golden cases of answer quality."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from think_as_locals.evaluation.tasks import Question, chosen_option, quality, q
         ("Answer:" * 20_000 + "B", 1),
     ],
 )
-def test_an_option_is_chosen_by_a_mark_and_never_guessed(text: str, chosen: int | None) -> None:
+def test_chosen_option_needs_an_explicit_answer(text: str, chosen: int | None) -> None:
     assert chosen_option(text, 4) == chosen
 
 
@@ -55,7 +55,7 @@ VOTES = [(["rice and fish", "fish rice"], 4), (["noodles"], 3), (["ข้าว�
         ("\n \n", 0.0),
     ],
 )
-def test_a_short_answer_is_worth_the_votes_of_what_it_names(text: str, share: float) -> None:
+def test_vote_share_of_short_answers(text: str, share: float) -> None:
     assert vote_share(text, VOTES) == share
 
 
@@ -65,7 +65,7 @@ def section(*overrides: str) -> SampleSection:
     return config.sample
 
 
-def test_options_are_shown_in_an_order_that_says_nothing_and_the_right_letter_scores() -> None:
+def test_multiple_choice_shuffles_options_and_scores_the_right_letter() -> None:
     asked = questions_of(section("sample.data.languages=[en]", "sample.data.max_items=200"), seed=0)
     assert len(asked) == 200
     assert len({question.item.best for question in asked}) == 4
@@ -76,7 +76,7 @@ def test_options_are_shown_in_an_order_that_says_nothing_and_the_right_letter_sc
     assert [quality(asked[0], f"Answer: {other}") for other in "ABCD"] == [float(o == label) for o in "ABCD"]
 
 
-def test_short_answers_ask_each_region_once_in_its_language_with_the_votes_of_its_people(tmp_path: Path) -> None:
+def test_short_answers_ask_each_region_once_with_its_votes(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "blend")
     raw = json.loads(next((tmp_path / "blend" / "annotations").glob("US_*")).read_text(encoding="utf-8"))
     asked = questions_of(section("sample=short_answers", f"sample.data.path={folder}"), seed=0)
@@ -91,7 +91,7 @@ def test_short_answers_ask_each_region_once_in_its_language_with_the_votes_of_it
     assert {question.item.group for question in of_us} <= set(raw)
 
 
-def test_prompts_are_asked_as_they_are() -> None:
+def test_prompts_task_asks_prompts_unchanged() -> None:
     chosen = section("sample=prompts", "sample.scorer=constant", "sample.data.max_items=8")
     assert all(isinstance(each, Question) and not each.votes for each in questions_of(chosen, seed=0))
     assert "Answer" not in questions_of(chosen, seed=0)[0].item.prompt

@@ -1,4 +1,4 @@
-"""What the kit checks: the claims of each check with their limits, what it needs, and how long it may take.
+"""The checks of the kit: the claims of each with their limits, its requirements, and its deadline.
 
 The check NAME of module M is `RUN["NAME"]` there: a function of a `Scale` and a `Report`, which it calls for each claim
 as soon as it is measured. The comment above a limit says where it is from.
@@ -193,7 +193,9 @@ CHECKS = (
             "steering",
             120,
             (
-                Claim("legs", "SCPO steers to ten countries in one process", 10, "countries", at_least=True),
+                Claim(
+                    "countries_trained", "SCPO steers to ten countries in one process", 10, "countries", at_least=True
+                ),
                 Claim("flat", "memory grows from the second to the tenth", 5, "%"),
             ),
         )

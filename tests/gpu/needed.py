@@ -1,4 +1,4 @@
-"""Prints what a GPU machine lacks that has the packages of THERE, as NAME==VERSION.
+"""Prints what a GPU machine with the packages of INSTALLED lacks, as NAME==VERSION.
 
 python needed.py packages     what this package and the kit need
 python needed.py vllm         what vLLM needs beside that, to train beside us, to serve and to judge
@@ -20,8 +20,8 @@ TARGET = {
     "platform_machine": "x86_64",
 }
 ROOT = Requirement("think-as-locals[train,serve,deepspeed]")
-KIT = ("filelock", "psutil", "pytest")
-THERE = """
+KIT_PACKAGES = ("filelock", "psutil", "pytest")
+INSTALLED = """
 torch triton transformers accelerate peft pyarrow scipy statsmodels scikit-learn rich
 numpy pandas huggingface-hub hf-xet tokenizers safetensors regex pyyaml tqdm pygments psutil ninja setuptools
 """
@@ -57,8 +57,8 @@ def closure(roots: Iterable[Requirement], there: set[str]) -> set[str]:
 
 
 if __name__ == "__main__":
-    there = set(THERE.split())
-    names = closure([ROOT, *map(Requirement, KIT)], there)
+    there = set(INSTALLED.split())
+    names = closure([ROOT, *map(Requirement, KIT_PACKAGES)], there)
     if sys.argv[1] == "vllm":
         names = closure(map(Requirement, VLLM.split()), there | names)
     print(*(f"{name}=={metadata.version(name)}" for name in sorted(names - {ROOT.name})), sep="\n")

@@ -1,4 +1,4 @@
-"""Whole programs as a person starts them: doctor, the quick start, ways to shard."""
+"""Complete programs from the command line: doctor, the quick start, ways to shard."""
 
 from __future__ import annotations
 

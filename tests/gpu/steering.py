@@ -1,4 +1,4 @@
-"""SCPO over many legs in one process: does memory stay flat?"""
+"""SCPO for ten countries in one process: does memory stay flat?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_reward_model(scale: Scale, shape: str, folder: Path, config: ScpoConfig
     tokenizer.save_pretrained(folder)
 
 
-def legs(scale: Scale, report: Report, shape: str) -> None:
+def countries_trained(scale: Scale, report: Report, shape: str) -> None:
     """Ten countries after one another, and what is allocated when each is done."""
     folder = scale.folder / f"rm-{shape}"
     words = [f"model={MODELS[shape]}", f"model.path={folder}", "model.revision=null", "model.requires_gpu=false"]
@@ -67,7 +67,7 @@ def legs(scale: Scale, report: Report, shape: str) -> None:
 
     VariantTrainer.train_variant = measured  # type: ignore[method-assign]
     start(recipe, words)
-    report("legs", len(allocated), shape)
+    report("countries_trained", len(allocated), shape)
     growth = allocated[-1] - allocated[1]
     report(
         "flat",
@@ -76,4 +76,4 @@ def legs(scale: Scale, report: Report, shape: str) -> None:
     )
 
 
-RUN = {f"scpo_{shape}": partial(legs, shape=shape) for shape in MODELS}
+RUN = {f"scpo_{shape}": partial(countries_trained, shape=shape) for shape in MODELS}

@@ -55,7 +55,7 @@ def update(model: torch.nn.Module, number: int) -> None:
 
 
 @contextmanager
-def withheld(engine: Any) -> Iterator[None]:
+def weight_updates_blocked(engine: Any) -> Iterator[None]:
     """Have vLLM keep the weights and the adapter that it has."""
     model = engine.llm.llm_engine.model_executor.driver_worker.model_runner.model
     engine.llm.llm_engine.add_lora, load = lambda request: True, model.load_weights
@@ -76,7 +76,7 @@ def syncs(scale: Scale, report: Report, way: str) -> None:
     spread = ", ".join(f"{value:.1e}" for value in quantiles(differences, n=10)[::4])
     report("difference", max(differences), f"{len(differences)} syncs; 10 %, median, 90 %: {spread}")
     update(trainer.model, -1)
-    with withheld(engine):
+    with weight_updates_blocked(engine):
         message = ends_with(engine.sync_weights)
     report("caught", bool(message), message[:120])
 
@@ -115,7 +115,7 @@ def importance(scale: Scale, report: Report, heads: str) -> None:
     report("effective", sizes[lengths[0]], listed)
 
 
-def seven_billion(scale: Scale) -> Path:
+def model_7b(scale: Scale) -> Path:
     """The folder of a random 7B model, or of a toy, with a tokenizer."""
     folder = scale.folder / "7b"
     with FileLock(scale.folder / "7b.lock"):
@@ -130,7 +130,7 @@ def seven_billion(scale: Scale) -> Path:
 
 def sync_seconds(scale: Scale, report: Report, way: str) -> None:
     """How long a sync of a 7B model takes: in place, by the adapter alone, and through files."""
-    trainer = colocated(scale, f"seconds-{way}", seven_billion(scale), *WAYS[way], "rollout.max_model_length=2048")
+    trainer = colocated(scale, f"seconds-{way}", model_7b(scale), *WAYS[way], "rollout.max_model_length=2048")
     engine = trainer.vllm_generation
     engine.sync_weights()
     report("seconds", seconds(scale, engine.sync_weights, 3), f"{engine._sent / 1e9:.2g} GB")
@@ -152,9 +152,9 @@ def sync_seconds(scale: Scale, report: Report, way: str) -> None:
 def nccl_seconds(scale: Scale, report: Report) -> None:
     """How long a sync to a vLLM server on another GPU takes."""
     os.environ["VLLM_API_KEY"] = token_hex(16)
-    with server(scale, seven_billion(scale)) as url:
+    with server(scale, model_7b(scale)) as url:
         words = ["rollout=vllm_server", f"rollout.urls=[{url}]", f"rollout.transfer={scale.pick('folder', 'nccl')}"]
-        engine = colocated(scale, "seconds-nccl", seven_billion(scale), *words).vllm_generation
+        engine = colocated(scale, "seconds-nccl", model_7b(scale), *words).vllm_generation
         engine.sync_weights()  # connects
         report("seconds", seconds(scale, engine.sync_weights, 3), f"{engine._sent / 1e9:.2g} GB")
 

@@ -1,4 +1,4 @@
-"""Is this machine right for Think-as-Locals, and does what the guides say hold on it? `make gpu`.
+"""Checks that this machine suits Think-as-Locals and that the guides' claims hold on it: `make gpu`.
 
 Prints a table of claims, each with its limit and what was measured, and rewrites truth.json after every check. A check
 runs in a process of its own with a deadline, so that one that hangs or runs out of memory costs its own rows only.
@@ -43,7 +43,7 @@ from think_as_locals.runtime.run_folder import environment
 ROOT = Path(__file__).absolute().parents[2]
 Verdict = Literal["HOLDS", "REFUTED", "NOT RUN"]
 COLOURS: dict[Verdict, str] = {"HOLDS": "green", "REFUTED": "red", "NOT RUN": "yellow"}
-LEAST_S = 10.0  # a check that has less than this is not started
+MIN_SECONDS = 10.0  # a check that has less than this is not started
 ON_TOYS = "toy models say nothing about it"
 
 
@@ -88,7 +88,7 @@ def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
         process = subprocess.Popen(
             [*words, *(["--toy"] if scale.toy else [])],
             cwd=ROOT,
-            env={**os.environ, **visible(), MARK: mark},
+            env={**os.environ, **gpu_environment(), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -110,7 +110,7 @@ def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
     return Ended(values, errors[0] if errors else fault, time.monotonic() - began)
 
 
-def visible() -> dict[str, str]:
+def gpu_environment() -> dict[str, str]:
     """What shows a check one GPU, and names the others: one process that sees several would spread its model."""
     first, _, others = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus())))).partition(",")
     return {"CUDA_VISIBLE_DEVICES": first, OTHER_GPUS: others}
@@ -162,7 +162,7 @@ def _row(check: Check, claim: Claim, found: tuple[float, str] | None, ended: End
     return Row(check.name, claim.text, claim.bound, verdict, known, measured)
 
 
-def unrun(check: Check, why: str) -> list[Row]:
+def not_run_rows(check: Check, why: str) -> list[Row]:
     """Return the rows of a check that was not run."""
     return [Row(check.name, claim.text, claim.bound, "NOT RUN", why=why) for claim in check.claims]
 
@@ -210,14 +210,14 @@ def run_all(checks: Sequence[Check], scale: Scale, truth: Truth, budget: float, 
     runnable = []
     for check in checks:
         if why := check.lacks(found_gpus):
-            truth.add(check, unrun(check, why))
+            truth.add(check, not_run_rows(check, why))
         else:
             runnable.append(check)
 
     def run(check: Check) -> tuple[Check, list[Row], float]:
         left = until - time.monotonic()
-        if left < LEAST_S:
-            return check, unrun(check, f"the budget of {budget:.0f} s is spent"), 0.0
+        if left < MIN_SECONDS:
+            return check, not_run_rows(check, f"the budget of {budget:.0f} s is spent"), 0.0
         ended = run_check(check, scale, min(check.seconds, left))
         return check, rows(check, ended, scale), ended.seconds
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.update import Bench, Case, measure
+from benchmarks.update import Case, UpdateBenchmark, measure
 from gpu.checks import Report, Scale
 from gpu.models import policy_config, random_model
 from peft import LoraConfig
@@ -26,7 +26,7 @@ STEPS = 20
 GENERATIONS = 8
 
 
-class AdapterBench(Bench):
+class AdapterUpdateBenchmark(UpdateBenchmark):
     """The benchmark's trainers with an adapter of rank 16 on a random 7B model."""
 
     def __init__(self, scale: Scale, prompt: int, completion: int, variants: tuple[str, ...], folder: Path) -> None:
@@ -56,7 +56,7 @@ def adapter_section() -> dict[str, Any]:
 
 
 def update(scale: Scale, report: Report, prompt: int) -> None:
-    bench = AdapterBench(scale, prompt, 512, ("trl", "shared"), scale.folder / f"update-{prompt}")
+    bench = AdapterUpdateBenchmark(scale, prompt, 512, ("trl", "shared"), scale.folder / f"update-{prompt}")
     result = measure(bench, scale.pick(1, 3))
     seconds = {name: median(times) for name, times in result["seconds"].items()}
     tokens = bench.prompts[0] + GENERATIONS * bench.completions[0]
@@ -73,19 +73,19 @@ def update(scale: Scale, report: Report, prompt: int) -> None:
 
 
 def doctor_memory(scale: Scale, report: Report) -> None:
-    bench = AdapterBench(scale, memory.PROMPT_TOKENS, 512, ("shared",), scale.folder / "doctor")
+    bench = AdapterUpdateBenchmark(scale, memory.PROMPT_TOKENS, 512, ("shared",), scale.folder / "doctor")
     trainer = bench.trainers["shared"]
     for _ in range(2):
         bench.update("shared")
         trainer.optimizer.step()
     peak = 0 if scale.toy else torch.cuda.max_memory_allocated()
-    config = doctors_config(scale, bench.completions[0])
+    config = doctor_config(scale, bench.completions[0])
     parts = memory.estimate(config, read_launch("single"), memory.count(config))
     estimate = sum(parts.values())
     report("peak", abs(100 * (peak / estimate - 1)), f"{peak / 1e9:.2f} GB, doctor says {estimate / 1e9:.2f}")
 
 
-def doctors_config(scale: Scale, completion: int) -> RunConfig:
+def doctor_config(scale: Scale, completion: int) -> RunConfig:
     """The run of which doctor estimates the memory."""
     words = [f"model.path={scale.folder / 'doctor'}", f"model.dtype={scale.pick('float32', 'bfloat16')}"]
     words += [LORA, "rollout=transformers", "grpo.beta=0", f"grpo.num_generations={GENERATIONS}"]

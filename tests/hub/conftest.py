@@ -1,4 +1,4 @@
-"""Finished runs that a test may spoil, and a Hub to push them to."""
+"""Finished runs that a test may modify, and a fake Hub to push them to."""
 
 from __future__ import annotations
 

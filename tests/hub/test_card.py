@@ -1,4 +1,4 @@
-"""The card says what was done and measured, to the digit, and that the rest is unknown."""
+"""Model cards: exact figures of what was done and measured, and `unknown` for everything else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from think_as_locals.types import DataError
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
-def test_figures_are_those_of_the_run(run: Path) -> None:
+def test_card_figures_match_the_run(run: Path) -> None:
     text, carb = card_of(run), json.loads((run / "carb" / "step-30.json").read_text())
     parts = {
         "all items": carb,
@@ -133,7 +133,7 @@ CARDS: dict[str, Callable[[Path], JudgeRun | SteeredRun]] = {
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_a_card_is_the_recorded_one(finished: Path, name: str) -> None:
+def test_card_matches_the_golden_file(finished: Path, name: str) -> None:
     """What is done, measured and unknown, word for word; with UPDATE_GOLDEN set, the cards are recorded anew."""
     card = model_card(CARDS[name](finished), REPO, adapter=False).text()
     golden = ROOT / f"tests/golden/cards/{name}.txt"
@@ -142,14 +142,14 @@ def test_a_card_is_the_recorded_one(finished: Path, name: str) -> None:
     assert card.decode() == golden.read_text(encoding="utf-8")
 
 
-def test_what_was_not_recorded_is_unknown(run: Path) -> None:
+def test_unrecorded_values_are_unknown(run: Path) -> None:
     for name in ("environment.json", "workers.json", "metrics.jsonl", "carb/step-0.json", "carb/step-30.json"):
         (run / name).unlink()
     found = read_judge_run(run)
     assert {name: getattr(found, name) for name in UNKNOWN} == UNKNOWN
 
 
-def test_probes_of_an_evaluation_of_these_weights(run: Path, tmp_path: Path) -> None:
+def test_card_includes_probes_of_an_evaluation_of_the_same_weights(run: Path, tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "elsewhere", run / "model")
     content = content_of(prepare(run, REPO, evaluations=[evaluation]))
     assert {"carb/step-30.json", "carb/elsewhere.json", "probes/elsewhere.json"} <= content.keys()
@@ -159,7 +159,7 @@ def test_probes_of_an_evaluation_of_these_weights(run: Path, tmp_path: Path) -> 
     assert f"| RC | without the culture's name | little | {probe['absolute']['n']} |" in text
 
 
-def test_an_evaluation_on_training_items_is_marked(run: Path, tmp_path: Path) -> None:
+def test_evaluation_on_training_items_is_marked(run: Path, tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "elsewhere", run / "model")
     result = evaluation / "carb" / "mine.json"
     for counted, seen in (({"items": 2, "n": 6}, 1), ({"items": 0, "n": 6}, 0)):
@@ -169,7 +169,7 @@ def test_an_evaluation_on_training_items_is_marked(run: Path, tmp_path: Path) ->
         assert "may have seen" not in text  # it is known
 
 
-def test_torn_journals_are_ignored_and_damaged_files_named(run: Path, tmp_path: Path) -> None:
+def test_truncated_journals_are_ignored_and_damaged_files_reported(run: Path, tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "measured", run / "model")
     journal = evaluation / "journals" / "a-constant.jsonl"
     for torn in (b"", b'{"identity": {"mod'):
@@ -182,7 +182,7 @@ def test_torn_journals_are_ignored_and_damaged_files_named(run: Path, tmp_path: 
     refused(DataError, r"metrics.jsonl: a line with train_runtime", run)
 
 
-def test_an_evaluation_of_other_weights_is_refused(run: Path, tmp_path: Path) -> None:
+def test_evaluation_of_other_weights_is_rejected(run: Path, tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "elsewhere", run / "model")
     refused(
         DataError,
@@ -203,7 +203,7 @@ def plain(finished: Path) -> tuple[JudgeRun, str]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40))
-def test_text_from_outside_is_escaped(plain: tuple[JudgeRun, str], culture: str) -> None:
+def test_untrusted_text_is_escaped(plain: tuple[JudgeRun, str], culture: str) -> None:
     run, expected = plain
     result = run.results[0]
     by_culture = {f"{culture}|<b>`x`\x1b[2J": result.summary["by_culture"]["TH"]}
@@ -216,14 +216,14 @@ def test_text_from_outside_is_escaped(plain: tuple[JudgeRun, str], culture: str)
     assert ModelCard(text).data.to_dict() == ModelCard(expected).data.to_dict()
 
 
-def test_no_item_is_published(run: Path) -> None:
+def test_no_item_text_is_published(run: Path) -> None:
     content = content_of(prepare(run, REPO))
     texts = b"".join(text for path, text in content.items() if path.startswith(("README", "carb/", "prompt/")))
     for item in ITEMS:
         assert item.prompt.encode() not in texts
 
 
-def test_results_for_the_hub_name_a_dataset_on_the_hub(run: Path, tmp_path: Path) -> None:
+def test_eval_results_name_the_hub_dataset(run: Path, tmp_path: Path) -> None:
     assert ".eval_results/carb.yaml" not in content_of(prepare(run, REPO))  # not measured on data of the Hub
     paths = {"one": f"data.path=people/carb@{COMMIT}:th:test", "two": "data.path=people/carb@v1"}
     folders = [write_evaluation(tmp_path / name, run / "model", "data=carb", path) for name, path in paths.items()]

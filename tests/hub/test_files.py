@@ -1,4 +1,4 @@
-"""A judge goes complete or not at all, never links and pickles; an adapter alone only if its base is on the Hub."""
+"""Files of a push: a complete judge, no links or pickles, and an adapter only if its base is on the Hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def judge_texts(folder: Path) -> list[str]:
     return [judgement.completion for judgement in Judge.load(str(folder)).judge(ITEMS)]
 
 
-def test_a_pushed_judge_judges_as_before(run: Path, tmp_path: Path) -> None:
+def test_pushed_judge_gives_the_same_judgements(run: Path, tmp_path: Path) -> None:
     push = prepare(run, REPO)
     repository = download({file.path: file.content for file in push.files}, tmp_path / "repository")
     assert judge_texts(repository) == judge_texts(run / "model")
@@ -32,7 +32,7 @@ def test_a_pushed_judge_judges_as_before(run: Path, tmp_path: Path) -> None:
     assert prompt == {f"{name.removesuffix('.txt')}.txt": f"{text}\n" for name, text in prompt_texts("compact").items()}
 
 
-def test_a_pickle_under_another_name_is_refused(run: Path) -> None:
+def test_pickle_named_as_safetensors_is_rejected(run: Path) -> None:
     (run / "model" / "model.safetensors").write_bytes(pickle.dumps({"weight": [0.0] * 100}))
     refused(DataError, r"model.safetensors: [\d,]+ bytes that are no whole file of safetensors", run)
 
@@ -46,7 +46,7 @@ def test_links_are_not_followed(run: Path, tmp_path: Path, linked: str) -> None:
     refused(DataError, r"links do not count|not a plain file", run)
 
 
-def test_all_shards_or_none(run: Path) -> None:
+def test_missing_weight_shard_is_rejected(run: Path) -> None:
     names = shard(run / "model")
     refused(DataError, f"lacks {names[1]}", run)
     (run / "model" / names[1]).write_bytes((run / "model" / names[0]).read_bytes())
@@ -60,13 +60,13 @@ def test_all_shards_or_none(run: Path) -> None:
         ("config.yaml", "not the configuration of a training run"),
     ],
 )
-def test_an_unfinished_run_is_refused(run: Path, missing: str, message: str) -> None:
+def test_unfinished_run_is_rejected(run: Path, missing: str, message: str) -> None:
     (run / missing).rename(run / "gone")
     refused(DataError, message, run)
 
 
 @pytest.mark.parametrize("repo", ["judge", "people/judge/1", "people/<b>", "../judge", "people/judge.git", ""])
-def test_names_of_repositories_are_checked(run: Path, repo: str) -> None:
+def test_invalid_repository_name_is_rejected(run: Path, repo: str) -> None:
     refused(ConfigError, "--repo", run, repo)
 
 
@@ -88,7 +88,7 @@ def adapted(tmp_path: Path) -> Path:
     return run
 
 
-def test_an_adapter_names_its_base_on_the_hub(adapted: Path, tmp_path: Path) -> None:
+def test_pushed_adapter_names_its_base_model_on_the_hub(adapted: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "base") in (adapted / "adapter" / "adapter_config.json").read_text()
     for folder in ("model", "adapter"):
         save_training_items(["0123456789abcdef"], adapted / folder)
@@ -113,7 +113,7 @@ def test_an_adapter_names_its_base_on_the_hub(adapted: Path, tmp_path: Path) -> 
     assert not any(path.startswith("adapter") for path in merged)
 
 
-def test_an_adapter_without_a_base_on_the_hub_is_refused(run: Path, adapted: Path) -> None:
+def test_adapter_without_a_base_on_the_hub_is_rejected(run: Path, adapted: Path) -> None:
     refused(ConfigError, "no adapter/, this run trained without lora", run, adapter=True)
     settings = adapted / "config.yaml"
     kept = settings.read_text()

@@ -1,4 +1,4 @@
-"""No key and no path of this machine is pushed, wherever it stands and however it is written."""
+"""Leak checks of a push: no key and no local path is pushed, however it is encoded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plant(path: Path, text: str, *, ascii_only: bool = True) -> None:
 
 @pytest.mark.parametrize("kind", SECRETS)
 @pytest.mark.parametrize("name", ["tal_judge.json", "tokenizer.json", "chat_template.jinja"])
-def test_a_secret_stops_a_push_and_is_not_shown(run: Path, kind: str, name: str) -> None:
+def test_secret_stops_a_push_and_is_not_shown(run: Path, kind: str, name: str) -> None:
     path, secret = run / "model" / name, SECRETS[kind]
     if name == "chat_template.jinja":
         path.write_text(f"{path.read_text().rstrip()[:-1]} {secret} }}")
@@ -66,13 +66,13 @@ def test_a_secret_stops_a_push_and_is_not_shown(run: Path, kind: str, name: str)
         '"comet_api_key": "' + "aB3" * 8,
     ],
 )
-def test_a_secret_is_found_whatever_stands_before_it(run: Path, secret: str) -> None:
+def test_secret_is_found_after_any_preceding_characters(run: Path, secret: str) -> None:
     """JSON escapes, such as a backslash and a letter for the end of a line, must not hide what follows."""
     plant(run / "model" / "tokenizer_config.json", secret)
     refused(LeakError, r"tokenizer_config.json", run)
 
 
-def test_no_disguise_hides_a_key_from_the_scan(run: Path) -> None:
+def test_encoded_keys_are_found_in_every_disguise(run: Path) -> None:
     """20 keys x 26 disguises x 8 files: none of 4,160 gets through."""
     files = list(disguised())
     assert len(files) == 4160
@@ -87,19 +87,19 @@ def test_no_disguise_hides_a_key_from_the_scan(run: Path) -> None:
     assert not missed
 
 
-def test_a_key_that_ends_its_line_in_the_sign_of_a_fold_in_mail_is_read_whole() -> None:
+def test_key_ending_in_a_quoted_printable_fold_is_read_in_full() -> None:
     key = KEYS["Azure"]
     content = f"See\n{DISGUISES['invisible characters, escaped'](key)}\nthere.".encode()
     assert any(key in reading for reading in readings(content))
 
 
 @pytest.mark.slow
-def test_a_vocabulary_of_150_000_words_holds_no_key(run: Path) -> None:
+def test_large_vocabulary_gives_no_false_positive(run: Path) -> None:
     scan_for_leaks([HubFile("tokenizer.json", vocabulary(150_000))], read_judge_run(run, []))
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": []}', "{", '{"weight_map": {"a": [1]}}', "[" * 9000])
-def test_an_index_of_weights_that_is_none_is_named(run: Path, content: str) -> None:
+def test_invalid_weight_index_is_rejected(run: Path, content: str) -> None:
     (run / "model" / "model.safetensors.index.json").write_text(content)
     refused(DataError, r"model.safetensors.index.json(: not JSON|: expected a JSON|: no index of weights| names)", run)
 
@@ -120,7 +120,7 @@ def test_harmless_text_that_resembles_a_secret_passes(run: Path, monkeypatch: py
 
 @pytest.mark.parametrize("variable", ["HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY", "TAL_API_KEY", "db_password"])
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_keys_of_this_environment_are_found(
+def test_environment_key_values_are_found(
     run: Path, variable: str, ascii_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, VALUE)
@@ -132,13 +132,13 @@ def test_keys_of_this_environment_are_found(
     prepare(run, REPO)
 
 
-def test_the_token_of_this_login_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_token_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("think_as_locals.hub.leaks.get_token", lambda: "kept-in-a-file")
     plant(run / "carb" / "step-30.json", "kept-in-a-file")
     refused(LeakError, r"carb/step-30.json: the token of this login", run)
 
 
-def test_headers_of_weights_are_scanned(run: Path) -> None:
+def test_safetensors_headers_are_scanned(run: Path) -> None:
     path = run / "model" / "model.safetensors"
     save_file(load_file(path), path, metadata={"made by": SECRETS["a Hugging Face token"]})
     refused(LeakError, r"model.safetensors: a Hugging Face token", run)
@@ -146,7 +146,7 @@ def test_headers_of_weights_are_scanned(run: Path) -> None:
     refused(LeakError, r"model.safetensors: a path of the run", run)
 
 
-def test_paths_of_this_machine_are_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_paths_are_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     path = run / "model" / "config.json"
     for text, kind in (
@@ -161,7 +161,7 @@ def test_paths_of_this_machine_are_found(run: Path, monkeypatch: pytest.MonkeyPa
         prepare(run, REPO)
 
 
-def test_paths_of_base_and_data_are_found(run: Path, tmp_path: Path) -> None:
+def test_local_paths_of_base_model_and_data_are_found(run: Path, tmp_path: Path) -> None:
     data = "/srv/private/items.jsonl"
     evaluation = write_evaluation(tmp_path / "measured", run / "model", "data=jsonl", f"data.path={data}")
     for text in (data, str(evaluation)):

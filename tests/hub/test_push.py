@@ -1,4 +1,4 @@
-"""Pushes to a Hub on loopback, by the real client and by `tal push`: what arrives, what never does, and faults."""
+"""Pushes to a fake Hub by the real client and by `tal push`: what is sent, what never is, and faults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def push(
     return upload(prepare(run, repo).files, repo, public=public, update=update, revision=revision, api=api)
 
 
-def test_exactly_the_allowed_files_arrive(run: Path, hub: FakeHub, api: HfApi, tmp_path: Path) -> None:
+def test_push_sends_exactly_the_allowed_files(run: Path, hub: FakeHub, api: HfApi, tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_bytes(PLANTED)
     for name in ("optimizer.pt", "training_args.bin", ".env", "notes.md", "model.safetensors.bak"):
         (run / "model" / name).write_bytes(PLANTED)
@@ -68,12 +68,12 @@ def test_exactly_the_allowed_files_arrive(run: Path, hub: FakeHub, api: HfApi, t
         ("other", "put its text into .*model/LICENSE"),
     ],
 )
-def test_a_licence_is_one_that_the_hub_may_know(run: Path, licence: str, message: str) -> None:
+def test_unknown_licence_is_rejected(run: Path, licence: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"--license.*{message}"):
         prepare(run, REPO, licence=licence)
 
 
-def test_a_licence_of_ones_own_comes_with_its_text(run: Path) -> None:
+def test_custom_licence_is_pushed_with_its_text(run: Path) -> None:
     (run / "model" / "LICENSE").write_text("Free.\n")
     content = content_of(prepare(run, REPO, licence="other"))
     assert content["LICENSE"] == b"Free.\n"
@@ -82,14 +82,14 @@ def test_a_licence_of_ones_own_comes_with_its_text(run: Path) -> None:
     assert "- **Licence of these weights**: other; the terms of the base model and the data apply\n" in card
 
 
-def test_the_token_goes_to_the_hub_and_nowhere_else(run: Path, hub: FakeHub, api: HfApi) -> None:
+def test_token_is_sent_only_to_the_hub(run: Path, hub: FakeHub, api: HfApi) -> None:
     push(run, api)
     for method, path, headers, body in hub.requests:
         assert TOKEN.encode() not in body
         assert (TOKEN in str(headers)) == (not path.startswith("/store/")), (method, path)
 
 
-def test_a_repository_is_private_unless_public_is_asked_for(run: Path, hub: FakeHub, api: HfApi) -> None:
+def test_repository_is_private_unless_public_is_given(run: Path, hub: FakeHub, api: HfApi) -> None:
     assert not push(run, api, public=True, repo="people/open").private
     assert not hub.repositories["people/open"].private
     with pytest.raises(ConfigError, match="people/open is public: pass --public"):
@@ -112,7 +112,7 @@ def test_a_repository_is_private_unless_public_is_asked_for(run: Path, hub: Fake
     ],
     ids=lambda fault: f"{fault.path}-{fault.status}{'-lost' * fault.done}",
 )
-def test_transient_faults_are_repeated(run: Path, hub: FakeHub, api: HfApi, fault: Fault) -> None:
+def test_transient_faults_are_retried(run: Path, hub: FakeHub, api: HfApi, fault: Fault) -> None:
     hub.faults = [fault]
     push(run, api)
     repository = hub.repositories[REPO]
@@ -122,7 +122,7 @@ def test_transient_faults_are_repeated(run: Path, hub: FakeHub, api: HfApi, faul
     assert len(hub.stored) == 1
 
 
-def test_after_a_failure_only_what_is_missing_is_sent(run: Path, hub: FakeHub, api: HfApi) -> None:
+def test_push_after_a_failure_sends_only_missing_files(run: Path, hub: FakeHub, api: HfApi) -> None:
     hub.faults = [Fault("POST", "commit", 500, 99)]
     with pytest.raises(HubError, match=r"the Hub answered 500.*the same command sends what is still missing"):
         push(run, api)
@@ -136,7 +136,7 @@ def test_after_a_failure_only_what_is_missing_is_sent(run: Path, hub: FakeHub, a
     assert len(hub.seen("POST", "commit")) == 5
 
 
-def test_large_files_that_arrived_are_not_sent_again(run: Path, hub: FakeHub, api: HfApi) -> None:
+def test_uploaded_large_files_are_not_sent_again(run: Path, hub: FakeHub, api: HfApi) -> None:
     model = run / "model"
     names = shard(model)
     save_file({"b": torch.ones(1000)}, model / names[1])
@@ -150,7 +150,7 @@ def test_large_files_that_arrived_are_not_sent_again(run: Path, hub: FakeHub, ap
     assert {hub.repositories[REPO].files()[name] for name in names} == set(hub.stored.values())
 
 
-def test_existing_files_are_not_overwritten_unasked(run: Path, hub: FakeHub, api: HfApi) -> None:
+def test_existing_files_are_overwritten_only_with_update(run: Path, hub: FakeHub, api: HfApi) -> None:
     repository = hub.repositories[REPO] = Repository(private=True)
     theirs = {"photo.png": b"a photo", "LICENSE": b"Mine.", "vocab.json": b"{}"}
     theirs |= {"model-00001-of-00002.safetensors": b"old"}
@@ -166,7 +166,7 @@ def test_existing_files_are_not_overwritten_unasked(run: Path, hub: FakeHub, api
     assert push(run, api, update=True).sent == ("tal_judge.json",)
 
 
-def test_a_branch_is_created(run: Path, hub: FakeHub, api: HfApi) -> None:
+def test_revision_creates_a_branch(run: Path, hub: FakeHub, api: HfApi) -> None:
     for _ in range(2):
         push(run, api, revision="seed-3")
     assert hub.repositories[REPO].files() == {}
@@ -183,7 +183,7 @@ def test_a_branch_is_created(run: Path, hub: FakeHub, api: HfApi) -> None:
     ],
     ids=lambda value: str(getattr(value, "status", "")),
 )
-def test_refusals_are_not_repeated(run: Path, hub: FakeHub, api: HfApi, fault: Fault, message: str) -> None:
+def test_rejected_requests_are_not_retried(run: Path, hub: FakeHub, api: HfApi, fault: Fault, message: str) -> None:
     hub.faults = [fault]
     with pytest.raises(HubError, match=re.escape(message)) as raised:
         push(run, api)
@@ -191,7 +191,7 @@ def test_refusals_are_not_repeated(run: Path, hub: FakeHub, api: HfApi, fault: F
     assert TOKEN not in str(raised.value)
 
 
-def test_a_login_is_needed(run: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_without_a_valid_login_fails(run: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HubError, match=r"the Hub refused \(401\): log in"):
         push(run, HfApi(endpoint=hub.url, token="hf_wrong"))  # noqa: S106
     hub.requests.clear()
@@ -201,7 +201,7 @@ def test_a_login_is_needed(run: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPa
     assert hub.requests == []
 
 
-def test_a_dry_run_shows_every_byte_and_touches_no_network(
+def test_dry_run_shows_all_files_without_network_access(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*arguments: Any) -> None:
@@ -231,7 +231,7 @@ def test_a_dry_run_shows_every_byte_and_touches_no_network(
     assert document["left_out"] == ["model/'optimizer.pt': not on the list of files that are pushed"]
 
 
-def test_a_secret_ends_the_command_with_one_message(
+def test_push_command_exits_with_an_error_on_a_secret(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hub: FakeHub
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -248,7 +248,7 @@ def test_a_secret_ends_the_command_with_one_message(
 
 
 @pytest.mark.slow
-def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
+def test_pushed_run_downloads_as_an_identical_judge(
     small_run: Path, hub: FakeHub, api: HfApi, item: Item, tmp_path: Path, tal: Tal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)

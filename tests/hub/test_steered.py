@@ -1,4 +1,4 @@
-"""A reward model that SCPO steered: its files arrive, it scores as before, and the card has its country's figures."""
+"""Pushes of an SCPO reward model: its files, its unchanged scores, and its country's figures on the card."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FROM_MODEL = {
 }
 
 
-def test_exactly_the_allowed_files_arrive_and_score_as_before(
+def test_pushed_files_are_the_allowed_ones_and_score_the_same(
     steered: Path, hub: FakeHub, api: HfApi, tmp_path: Path
 ) -> None:
     model = steered / "models" / THAI
@@ -60,7 +60,7 @@ def test_exactly_the_allowed_files_arrive_and_score_as_before(
     assert [score for pair in after for score in pair] == pytest.approx(recorded, abs=1e-5)
 
 
-def test_hours_are_those_of_this_model_and_of_the_global_one(steered: Path) -> None:
+def test_card_hours_include_the_model_and_the_global_rm(steered: Path) -> None:
     lines = [{"stage": stage, "step": 1, "train_runtime": 1800.0} for stage in ("global_rm", THAI, "JP/scpo-seed-0")]
     (steered / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     text = card_of(steered, model=THAI)
@@ -70,7 +70,7 @@ def test_hours_are_those_of_this_model_and_of_the_global_one(steered: Path) -> N
     assert "**Hours**: not measured" in card_of(steered, model=THAI)
 
 
-def test_figures_are_those_of_its_country(steered_run: Path) -> None:
+def test_card_figures_match_the_country(steered_run: Path) -> None:
     found = json.loads((steered_run / "scpo.json").read_text())
     before, after = (row for row in found["rows"] if row["country"] == "TH")
     content = content_of(prepare(steered_run, REPO, model=THAI))
@@ -91,9 +91,7 @@ def test_figures_are_those_of_its_country(steered_run: Path) -> None:
 
 
 @pytest.mark.parametrize("chat", [True, False], ids=["chat template", "text pair"])
-def test_the_examples_of_the_card_give_its_scores(
-    steered: Path, chat: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_card_examples_reproduce_the_scores(steered: Path, chat: bool, capsys: pytest.CaptureFixture[str]) -> None:
     model = steered / "models" / THAI
     if not chat:
         (model / "chat_template.jinja").unlink()
@@ -106,7 +104,7 @@ def test_the_examples_of_the_card_give_its_scores(
     assert len(transformers.splitlines()) <= 8
 
 
-def test_carb_of_an_evaluation_of_these_weights(steered: Path, tmp_path: Path) -> None:
+def test_card_includes_carb_of_an_evaluation_of_the_same_weights(steered: Path, tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "elsewhere", steered / "models" / THAI, kind="classifier")
     content = content_of(prepare(steered, REPO, model=THAI, evaluations=[evaluation]))
     assert {"carb/elsewhere.json", "probes/elsewhere.json"} <= content.keys()
@@ -116,7 +114,7 @@ def test_carb_of_an_evaluation_of_these_weights(steered: Path, tmp_path: Path) -
     refused(DataError, "no reward model evaluated there has the weights of", steered, **other)
 
 
-def test_a_run_without_such_a_model_or_its_records_is_refused(steered: Path, run: Path) -> None:
+def test_missing_model_or_records_are_rejected(steered: Path, run: Path) -> None:
     for model in (None, "TH", "TH/full-seed-0", "../models/TH/scpo-seed-0", "TH/scpo-seed-0/"):
         refused(ConfigError, r"--model: got .*keeps: EG/scpo-seed-0, TH/scpo-seed-0", steered, model=model)
     refused(DataError, r"no scpo.json; --model chooses a reward model of a finished SCPO run", run, model=THAI)
@@ -147,13 +145,15 @@ def test_leaks_are_found(steered: Path) -> None:
         refused(LeakError, f"config.json: {kind}", steered, model=THAI)
 
 
-def test_a_reward_model_replaces_a_judge(run: Path, steered_run: Path, hub: FakeHub, api: HfApi) -> None:
+def test_push_of_a_reward_model_replaces_a_judge(run: Path, steered_run: Path, hub: FakeHub, api: HfApi) -> None:
     for files in (prepare(run, REPO).files, prepare(steered_run, REPO, model=THAI).files):
         upload(files, REPO, public=False, update=True, revision=None, api=api)
     assert set(hub.repositories[REPO].files()) == FROM_MODEL | {"README.md", "scpo.json"}
 
 
-def test_the_command(steered_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_push_command_requires_a_model(
+    steered_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["tal", "push", str(steered_run), "--repo", REPO, "--dry-run"]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit):

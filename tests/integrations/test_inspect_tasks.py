@@ -1,4 +1,4 @@
-"""CARB and `judge_duel` in inspect-ai, run for real with inspect's mock models."""
+"""The inspect-ai tasks `carb` and `judge_duel`, run with inspect's mock models."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> EvalLog:
     return run_carb(carb(max_items=N), some_items(), right_or_wrong, tmp_path_factory.mktemp("logs"))
 
 
-def test_metrics_equal_ours(log: EvalLog) -> None:
+def test_inspect_metrics_match_our_summary(log: EvalLog) -> None:
     predictions = []
     for i, item in enumerate(some_items()):
         text, reason = right_or_wrong(i, presented := shuffle_responses(item))
@@ -111,7 +111,7 @@ def test_metrics_equal_ours(log: EvalLog) -> None:
         assert correct[f"cell {name}"] == pytest.approx(part["accuracy"])
 
 
-def test_the_standard_error_is_clustered_by_question_group(log: EvalLog) -> None:
+def test_standard_error_is_clustered_by_group(log: EvalLog) -> None:
     items, right = some_items(), {name: score.as_float() for name, score in scores(log, "correct").items()}
     mean = sum(right.values()) / N
     groups = {item.group for item in items}
@@ -120,7 +120,7 @@ def test_the_standard_error_is_clustered_by_question_group(log: EvalLog) -> None
     assert metrics(log, "correct")["stderr"] == pytest.approx(expected)
 
 
-def test_a_model_gets_the_messages_of_our_judges(log: EvalLog) -> None:
+def test_samples_hold_the_messages_of_our_judges(log: EvalLog) -> None:
     by_id = {item.id: item for item in some_items()}
     for sample in log.samples or []:
         item = by_id[str(sample.id)]
@@ -129,7 +129,7 @@ def test_a_model_gets_the_messages_of_our_judges(log: EvalLog) -> None:
         assert sample.target == "ABCD"[shuffle_responses(item).best]
 
 
-def test_a_truncated_completion_has_no_verdict(log: EvalLog) -> None:
+def test_truncated_completion_has_no_verdict(log: EvalLog) -> None:
     correct, failure = (scores(log, name)[some_items()[1].id] for name in ("correct", "parse_failure"))
     assert (correct.value, correct.answer) == (0.0, None)
     assert (failure.value, failure.answer) == (1.0, "finished")
@@ -137,7 +137,7 @@ def test_a_truncated_completion_has_no_verdict(log: EvalLog) -> None:
     assert (lenient.value, lenient.answer) == (1.0, "ABCD"[shuffle_responses(some_items()[1]).best])
 
 
-def test_items_of_a_file_and_of_the_test_split(tmp_path: Path) -> None:
+def test_carb_task_reads_all_or_test_items_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
     path.write_text("".join(json.dumps(asdict(item)) + "\n" for item in some_items()))
     everything, test = (carb(data="jsonl", path=str(path), items=which) for which in ("all", "test"))
@@ -155,12 +155,12 @@ def test_items_of_a_file_and_of_the_test_split(tmp_path: Path) -> None:
         ({"data": "jsonl", "path": "gone.jsonl"}, DataError, "gone"),
     ],
 )
-def test_unknown_options_are_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_option_is_rejected(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         carb(**options)
 
 
-def test_the_entry_point_names_the_module() -> None:
+def test_entry_point_registers_the_tasks() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     registered = vars(import_module(project["entry-points"]["inspect_ai"]["think_as_locals"]))
     assert (registered["carb"], registered["judge_duel"]) == (carb, judge_duel)
@@ -206,7 +206,7 @@ def run_duel(
     ],
     ids=["longest", "position", "another format", "a forged turn"],
 )
-def test_a_completion_gets_its_share_of_the_comparison(
+def test_judge_duel_scores_completions_against_the_target(
     tmp_path: Path, completions: list[str], picks: Picks, options: dict[str, Any], expected: list[float]
 ) -> None:
     log = run_duel(tmp_path, completions, picks, **options)
@@ -224,7 +224,7 @@ def test_a_parse_failure_is_unscored(tmp_path: Path, picks: Picks, reason: str) 
     assert log.results.scores[0].unscored_samples == 1
 
 
-def test_a_provider_must_say_how_a_completion_ended(tmp_path: Path) -> None:
+def test_unknown_stop_reason_is_an_error(tmp_path: Path) -> None:
     for silent in (
         run_carb(
             carb(max_items=4),

@@ -37,7 +37,7 @@ def a_runner(url: str, **options: str) -> ModuleType:
     return runner
 
 
-def four(runner: ModuleType, row: Row, shuffle_option: int) -> float:
+def run_four(runner: ModuleType, row: Row, shuffle_option: int) -> float:
     """What the runner makes of a row, with the best response moved to the place it has drawn."""
     answers = [row["texts_chosen"][0], *row["texts_rejected"]]
     answers[0], answers[shuffle_option] = answers[shuffle_option], answers[0]
@@ -46,40 +46,40 @@ def four(runner: ModuleType, row: Row, shuffle_option: int) -> float:
     return 1 if winner == "ABCD"[shuffle_option] else 0 if winner in ("A", "B", "C", "D") else 0.25
 
 
-def parsed(judgment: str) -> str:
+def parse_verdict(judgment: str) -> str:
     """RewardBench 2's rule: the first label in the alphabet whose brackets stand anywhere."""
     return next((label for label in "ABCD" if f"[[{label}]]" in judgment), "error")
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_the_runner_gets_the_label_of_the_chosen_response(place: int) -> None:
+def test_runner_gets_the_label_of_the_best_response(place: int) -> None:
     with serving() as (url, asked):
         runner = a_runner(url)
-        assert four(runner, row("the longest one", "b", "cc", "ddd"), place) == 1
-        assert four(runner, row("a", "bb", "the longest one", "ddd"), place) == 0
+        assert run_four(runner, row("the longest one", "b", "cc", "ddd"), place) == 1
+        assert run_four(runner, row("a", "bb", "the longest one", "ddd"), place) == 0
     assert all(body["model"] == "judge" and body["temperature"] == 0 for body in asked)
     assert "<rubric>" in asked[0]["messages"][0]["content"]  # our prompt, not the runner's
 
 
-def test_a_parse_failure_is_worth_a_quarter() -> None:
+def test_parse_failure_scores_a_quarter() -> None:
     with serving(lambda responses: None) as (url, asked):
         runner = a_runner(url)
-        assert [four(runner, row("a", "b", third, "d"), 2) for third in ("c", "b", " ")] == [0.25] * 3
+        assert [run_four(runner, row("a", "b", third, "d"), 2) for third in ("c", "b", " ")] == [0.25] * 3
     assert len(asked) == 1
 
 
-def test_the_last_answer_of_several_turns_is_judged() -> None:
+def test_last_answer_of_a_multi_turn_row_is_judged() -> None:
     several = {
         "texts_chosen": [turns("Hello", "Hi", "Breakfast?", "the longest one")],
         "texts_rejected": [turns("Hello", "Hi", "Breakfast?", text) for text in ("a", "b", "c")],
     }
     with serving() as (url, asked):
-        assert four(a_runner(url), several, 3) == 1
+        assert run_four(a_runner(url), several, 3) == 1
     assert "user: Hello\n\nassistant: Hi\n\nuser: Breakfast?" in asked[0]["messages"][-1]["content"]
 
 
 @pytest.mark.parametrize(("picks", "winners"), [(longest, [2]), (lambda responses: None, "error")])
-def test_ties_are_rated(picks: Picks, winners: object) -> None:
+def test_ties_rows_are_rated_per_response(picks: Picks, winners: object) -> None:
     answers = [turns("Breakfast?", text) for text in ("a", "bb", "cccc", "ddd", *(str(i) for i in range(10, 19)))]
     with serving(picks) as (url, asked):
         found, prompts, details = a_runner(url).run_judge_ratings_multi(
@@ -91,16 +91,16 @@ def test_ties_are_rated(picks: Picks, winners: object) -> None:
     assert len(asked) == 13
 
 
-def test_with_our_prompt_in_its_format_its_parser_reads_the_same_verdict() -> None:
+def test_rewardbench_parser_reads_verdicts_of_our_prompt() -> None:
     with serving() as (url, _):
         answers = [turns("Breakfast?", text) for text in ("a", "the longest one", "c", "d")]
         runner = a_runner(url, prompt="rewardbench2")
         winner, _, judgment = runner.run_judge_four("Breakfast?", *answers, "judge", multi_turn=False)
     assert winner == "B"
-    assert parsed(judgment) in "ABCD"
+    assert parse_verdict(judgment) in "ABCD"
 
 
 @given(st.lists(st.sampled_from(["[[A]]", "[[B]]", "[[C]]", "[[D]]", "[[E]]", "A", "[", "]]", "\n", "x"])).map("".join))
-def test_our_convention_of_that_name_equals_its_parser(text: str) -> None:
+def test_rewardbench2_format_matches_its_parser(text: str) -> None:
     verdict = prompt_format("rewardbench2").read(text, 4, "length", "rewardbench2").verdict
-    assert parsed(text) == ("error" if verdict is None else "ABCD"[verdict])
+    assert parse_verdict(text) == ("error" if verdict is None else "ABCD"[verdict])

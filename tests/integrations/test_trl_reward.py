@@ -1,4 +1,4 @@
-"""A judge as TRL's reward function: the arguments and results of TRL 1.16, and a policy trained on it for real."""
+"""A judge as TRL's reward function: arguments and results of TRL 1.16, and a real policy training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chat(text: str, role: str = "user") -> list[dict[str, Any]]:
     return [{"role": role, "content": text}]
 
 
-def test_plain_and_conversational_rows_are_judged_alike() -> None:
+def test_plain_and_conversational_rows_get_the_same_rewards() -> None:
     prompts, responses = ["Breakfast?"] * 3 + ["Lunch?"], ["Rice.", "Rice and miso.", "", "Soup."]
     with serving() as (url, asked):
         reward = judge_reward("judge", base_url=url)
@@ -38,7 +38,7 @@ def test_plain_and_conversational_rows_are_judged_alike() -> None:
     assert all(body["model"] == "judge" and "Culture: Japan" in body["messages"][-1]["content"] for body in asked)
 
 
-def test_earlier_turns_are_presented_with_their_roles() -> None:
+def test_earlier_turns_are_shown_with_their_roles() -> None:
     prompt = [*chat("Be brief.", "system"), *chat("Breakfast?"), *chat("Where?", "assistant"), *chat("In Japan.")]
     with serving() as (url, asked):
         judge_reward("judge", base_url=url)(prompts=[prompt] * 2, completions=["Rice.", "Miso soup."])
@@ -46,7 +46,7 @@ def test_earlier_turns_are_presented_with_their_roles() -> None:
     assert "system: Be brief.\n\nuser: Breakfast?\n\nassistant: Where?\n\nuser: In Japan." in presented
 
 
-def test_language_and_reference_are_read_and_parse_failures_logged() -> None:
+def test_language_and_reference_are_used_and_parse_failures_logged() -> None:
     logged: dict[str, float] = {}
     with serving(lambda texts: None if "odd" in texts else longest(texts)) as (url, asked):
         rewards = judge_reward("judge", base_url=url)(
@@ -61,7 +61,7 @@ def test_language_and_reference_are_read_and_parse_failures_logged() -> None:
     assert len(asked) == 8
 
 
-def test_it_takes_any_reward_model_and_has_a_name_for_the_logs() -> None:
+def test_judge_reward_accepts_any_reward_model() -> None:
     reward = judge_reward(ConstantRM(seed=0))
     assert reward.__name__ == "judge_rewards"
     assert reward(prompts=["p", "p"], completions=["a", ""]) == [0.0, 0.0]
@@ -72,7 +72,7 @@ def test_it_takes_any_reward_model_and_has_a_name_for_the_logs() -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_is_trained_on_a_judge(tmp_path: Path) -> None:
+def test_grpo_trains_a_policy_on_judge_rewards(tmp_path: Path) -> None:
     rows = [{"prompt": chat(f"What is said on day {i}?"), "culture": "TH", "language": "en"} for i in range(4)]
     # In one order: so small a judge may choose by position, which in both orders is a tie for all.
     judge = judge_reward(judge_of_pairs(tmp_path / "judge"), protocol=replace(ROUND_ROBIN, orders=1))

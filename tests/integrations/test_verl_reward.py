@@ -40,7 +40,7 @@ def call_batch(responses: list[str], references: list[str | None], infos: list[A
 
 
 RATING = {"protocol": "pointwise", "prompt": "rewardbench2_ratings"}
-QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
         ("Rice.", "Rice.", {}, longest, (0.5, 1.0), 0),
         (" ", "Rice.", {}, longest, (0.0, 1.0), 0),
         ("a", "b", {}, lambda responses: None, (0.5, 0.0), 2),  # a parse failure
-        ("abc", "a", QUIET, longest, (1.0, 1.0), 2),
+        ("abc", "a", NO_THINKING, longest, (1.0, 1.0), 2),
         ("abc", "", RATING, longest, (3.0, 1.0), 2),  # a second row beside it, since an item has two responses
         ("abc", {"answer": 42}, RATING, longest, (3.0, 1.0), 2),  # what other data sets have for ground truth
     ],
 )
-def test_one_response_is_compared_with_the_ground_truth_or_rated(
+def test_response_is_compared_with_ground_truth_or_rated(
     response: str, reference: Any, options: Any, picks: Picks, result: tuple[float, float], requests: int
 ) -> None:
     score, judged = result
@@ -69,7 +69,7 @@ def test_one_response_is_compared_with_the_ground_truth_or_rated(
         assert options == RATING or "Culture: Japan" in body["messages"][-1]["content"]
 
 
-def test_many_responses_are_scored_at_a_time() -> None:
+def test_concurrent_responses_are_scored() -> None:
     async def all_of_them(url: str) -> list[dict[str, float]]:
         info = {"question": "Breakfast?"}
         return await asyncio.gather(
@@ -82,13 +82,13 @@ def test_many_responses_are_scored_at_a_time() -> None:
     assert len(asked) == 10
 
 
-def test_verls_own_router_is_used_without_a_url() -> None:
+def test_verl_router_is_used_without_a_url() -> None:
     with serving() as (url, _):
         router = url.removeprefix("http://").removesuffix("/v1")
         assert call_single("abc", "a", router=router)["reward_score"] == 1.0
 
 
-def test_responses_of_a_batch_are_compared_within_their_question() -> None:
+def test_batch_responses_are_compared_per_question() -> None:
     infos = [{"question": question} for question in ("p", "p", "q", "p")]
     with serving() as (url, asked):
         scores = call_batch(["a", "abc", "a", "ab"], [None, None, "abcd", None], infos, base_url=url)
@@ -96,24 +96,24 @@ def test_responses_of_a_batch_are_compared_within_their_question() -> None:
     assert len(asked) == 8
 
 
-NOWHERE = "http://127.0.0.1:9/v1"
+CLOSED_URL = "http://127.0.0.1:9/v1"
 
 
 @pytest.mark.parametrize(
     ("reference", "info", "url", "error", "message"),
     [
-        ("", INFO, NOWHERE, DataError, "nothing to compare a response with"),
-        ("b", {"prompt": "q"}, NOWHERE, DataError, "no question, what the user asked; it has num_turns, prompt"),
+        ("", INFO, CLOSED_URL, DataError, "nothing to compare a response with"),
+        ("b", {"prompt": "q"}, CLOSED_URL, DataError, "no question, what the user asked; it has num_turns, prompt"),
         ("b", INFO, None, ConfigError, "no server"),
         ("b", INFO, "127.0.0.1:9", ServerError, "not the url of a server"),
     ],
 )
-def test_invalid_rows_are_refused(reference: str, info: Any, url: Any, error: type[Exception], message: str) -> None:
+def test_invalid_rows_are_rejected(reference: str, info: Any, url: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call_single("a", reference, info, base_url=url)
 
 
-def test_it_needs_no_torch() -> None:
+def test_verl_reward_imports_no_torch() -> None:
     program = """
 import sys
 from think_as_locals.integrations.verl_reward import compute_scores

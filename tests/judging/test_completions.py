@@ -1,4 +1,4 @@
-"""Completions written by hand, good to gamed, in six languages: what they earn and the order that this must have.
+"""Rewards of hand-written completions in six languages: good ones must earn more than mediocre or gamed ones.
 
 `tests/golden/completions.yaml` has the texts, `completions.json` what each component pays: every text's figures, and
 their distribution by kind. `python tests/judging/test_completions.py` writes the latter anew.
@@ -58,7 +58,7 @@ def written(found: dict[str, Any]) -> str:
     return f'{{"distribution": {{\n{distribution}\n}},\n"columns": {columns},\n"paid": [\n{every}\n]}}\n'
 
 
-def test_what_hand_written_completions_earn_is_on_record() -> None:
+def test_rewards_of_hand_written_completions_match_the_golden_file() -> None:
     assert (GOLDEN / "completions.json").read_text(encoding="utf-8") == written(recorded())
     count = Counter((row["language"], row["kind"]) for row in completions())
     assert len(completions()) >= 60
@@ -68,14 +68,14 @@ def test_what_hand_written_completions_earn_is_on_record() -> None:
 
 
 @pytest.mark.parametrize("component", ORDERED)
-def test_good_earns_more_than_mediocre_and_mediocre_more_than_empty_or_gamed(component: str) -> None:
+def test_good_completions_earn_more_than_mediocre_and_gamed_ones(component: str) -> None:
     good, mediocre, worthless = paid(component, "good"), paid(component, "mediocre"), paid(component, "empty", "gamed")
     assert min(good) > max(mediocre)
     assert min(mediocre) > max(worthless)
     assert min(good) == 1.0
 
 
-def test_a_sound_english_rubric_earns_quality_in_every_language_where_that_is_the_choice() -> None:
+def test_english_rubric_earns_full_quality_where_it_is_allowed() -> None:
     english = [row for row in completions() if row["rubric_language"] != "item"]
     assert {(row["language"], row["rubric_language"]) for row in english} >= {
         (language, choice) for language in ("th", "ja") for choice in ("any", "en")

@@ -1,4 +1,4 @@
-"""Rewards that a user brings: what is loaded, and what is refused with which message."""
+"""Custom rewards: what is loaded, and what is rejected with which message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_function_in_a_file_or_module_is_a_component_of_judgement_and_item_as_presented(
+def test_function_in_a_file_or_module_becomes_a_component(
     own: Path, item: Item, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(own.parent)
@@ -57,7 +57,7 @@ def test_a_function_in_a_file_or_module_is_a_component_of_judgement_and_item_as_
         ("{raises}:brief", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_cannot_be_a_component_is_a_configuration_error(own: Path, reference: str, message: str) -> None:
+def test_invalid_component_reference_raises_config_error(own: Path, reference: str, message: str) -> None:
     places = {"here": str(Path.cwd()), "own": str(own), "raises": str(own.with_name("raises.py"))}
     own.with_name("raises.py").write_text("1 / 0")
     with pytest.raises(ConfigError, match=r"^reward\.own\.mine: ") as caught:
@@ -65,7 +65,7 @@ def test_what_cannot_be_a_component_is_a_configuration_error(own: Path, referenc
     assert message.format(**places) in str(caught.value)
 
 
-def test_the_code_of_a_run_is_kept_and_may_not_change_while_it_goes_on(own: Path, tmp_path: Path) -> None:
+def test_reward_code_is_copied_and_resume_rejects_changed_code(own: Path, tmp_path: Path) -> None:
     reference, kept = {"brief": f"{own}:brief"}, tmp_path / "run-rewards"
     for _ in range(2):  # started, and continued
         keep_sources(reference, kept)
@@ -78,7 +78,7 @@ def test_the_code_of_a_run_is_kept_and_may_not_change_while_it_goes_on(own: Path
 # --- in a recipe ---
 
 
-def test_an_own_component_is_named_and_weighed_in_a_recipe_or_an_override() -> None:
+def test_custom_component_is_set_and_weighted_by_overrides() -> None:
     reward = load_recipe(QUICKSTART, ["reward.own.brief=my/own.py:brief", "reward.weights.brief=0.3"]).reward
     assert reward.own == {"brief": "my/own.py:brief"}
     assert reward.weighted() == {"correctness": 1.0, "structure": 0.2, "brief": 0.3}
@@ -94,12 +94,12 @@ def test_an_own_component_is_named_and_weighed_in_a_recipe_or_an_override() -> N
         ("brief=3", "reward.own.brief: got 3, expected path/to/file.py:function"),
     ],
 )
-def test_a_reference_that_cannot_be_one_is_a_fault_of_the_recipe(override: str, message: str) -> None:
+def test_recipe_with_an_invalid_component_reference_is_rejected(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_recipe(QUICKSTART, [f"reward.own.{override}"])
 
 
-def test_the_nearest_name_may_be_one_of_the_users_own() -> None:
+def test_unknown_component_error_suggests_custom_components() -> None:
     overrides = ["reward.own.brevity=own.py:brief", "reward.weights.brevity=1", "reward.weights.brevty=0.3"]
     with pytest.raises(ConfigError, match=r"no component 'brevty'; did you mean 'brevity'\?; available: correctness, "):
         load_recipe(QUICKSTART, overrides)

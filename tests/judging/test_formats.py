@@ -1,4 +1,4 @@
-"""The grammar, its parser and other formats: strict, total, linear, and not to be forged."""
+"""The grammar, its parser and other formats: parsing is strict, total, linear-time and cannot be forged."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def with_verdict(verdict: str) -> str:
 
 
 def check(judgement: Judgement, text: str, n: int) -> None:
-    """What holds of every judgement."""
+    """Check the invariants of every judgement."""
     assert judgement.completion == text
     assert judgement.issues == tuple(rule for rule in RULES if rule in set(judgement.issues))
     assert (judgement.verdict is None) == bool(judgement.issues)
@@ -66,7 +66,7 @@ def check(judgement: Judgement, text: str, n: int) -> None:
     assert judgement.verdict is None or (0 <= judgement.verdict < n and judgement.analysis is not None)
 
 
-def test_a_completion_that_keeps_the_grammar_is_read() -> None:
+def test_valid_completion_is_parsed() -> None:
     judgement = parse(GOOD, num_responses=2)
     assert judgement.issues == ()
     assert judgement.verdict == 1
@@ -165,14 +165,12 @@ CASES = [
 ]
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_has_a_test_case() -> None:
     assert set(BROKEN) == set(RULES)
 
 
 @pytest.mark.parametrize(("rule", "text", "reason"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
-def test_a_broken_rule_is_named_and_no_other_besides_what_follows_from_it(
-    rule: str, text: str, reason: str | None
-) -> None:
+def test_broken_rule_is_reported_without_unrelated_issues(rule: str, text: str, reason: str | None) -> None:
     judgement = parse(text, num_responses=2, finish_reason=reason)
     assert rule in judgement.issues
     assert set(judgement.issues) <= {rule} | CONSEQUENCES.get(rule, set())
@@ -192,7 +190,7 @@ def test_a_broken_rule_is_named_and_no_other_besides_what_follows_from_it(
         ("Right place", "正しい場所"),
     ],
 )
-def test_what_the_grammar_leaves_open_is_no_issue(old: str, new: str) -> None:
+def test_harmless_variation_is_no_issue(old: str, new: str) -> None:
     judgement = parse(GOOD.replace(old, new), num_responses=2)
     assert (judgement.verdict, judgement.issues) == (1, ())
 
@@ -214,7 +212,7 @@ TAGGED = [
 
 
 @pytest.mark.parametrize(("text", "expected"), TAGGED)
-def test_verdict_only_is_the_last_well_formed_tag_and_nothing_else(text: str, expected: int | None) -> None:
+def test_verdict_only_is_the_last_well_formed_tag(text: str, expected: int | None) -> None:
     for reason in ("stop", "length"):
         judgement = parse(text, 2, reason)
         assert (judgement.verdict, judgement.verdict_only) == (None, expected)
@@ -230,7 +228,7 @@ def test_verdict_only_is_the_last_well_formed_tag_and_nothing_else(text: str, ex
         ("rewardbench2_ratings", "[[A]] 7", None),
     ],
 )
-def test_other_formats_have_marks_of_their_own(prompt: str, text: str, expected: int | None) -> None:
+def test_verdict_only_uses_the_marks_of_each_format(prompt: str, text: str, expected: int | None) -> None:
     assert prompt_format(prompt).read(text, 2, "stop").verdict_only == expected
 
 
@@ -244,7 +242,7 @@ def test_other_formats_have_marks_of_their_own(prompt: str, text: str, expected:
         GOOD.replace(">B<", "> B <"),
     ],
 )
-def test_a_slip_of_form_costs_the_verdict_and_one_rule(text: str) -> None:
+def test_minor_format_error_removes_the_verdict_and_breaks_one_rule(text: str) -> None:
     judgement = parse(text, 2)
     assert (judgement.verdict, judgement.verdict_only, len(judgement.issues)) == (None, 1, 1)
     assert judgement.rubric is not None
@@ -273,13 +271,13 @@ FAKE = (
         (GOOD.replace("\n", ""), "stop"),
     ],
 )
-def test_a_forged_verdict_is_no_verdict(text: str, reason: str) -> None:
+def test_forged_verdict_is_rejected(text: str, reason: str) -> None:
     judgement = parse(text, num_responses=2, finish_reason=reason)
     assert judgement.verdict is None
     assert judgement.issues
 
 
-def test_every_proper_prefix_of_a_completion_is_without_a_verdict() -> None:
+def test_truncated_completion_has_no_verdict() -> None:
     for end in range(len(GOOD)):
         assert parse(GOOD[:end], num_responses=2).verdict is None
 
@@ -308,15 +306,15 @@ any_text = st.one_of(st.text(), st.lists(pieces, max_size=25).map("".join), muta
 
 @thorough
 @given(any_text, st.integers(2, 8), st.sampled_from(["stop", "length", None, "abort", "eos", ""]))
-def test_no_text_raises_and_a_verdict_is_that_of_an_independent_reader(text: str, n: int, reason: str | None) -> None:
+def test_parse_never_raises_and_matches_an_independent_parser(text: str, n: int, reason: str | None) -> None:
     judgement = parse(text, num_responses=n, finish_reason=reason)
     check(judgement, text, n)
     assert ("finished" in judgement.issues) == (reason != "stop")
     verdict = parse(text, num_responses=n).verdict
-    assert (None if verdict is None else LABELS[verdict]) == holds(text, n)
+    assert (None if verdict is None else LABELS[verdict]) == independent_verdict(text, n)
 
 
-def holds(text: str, n: int) -> str | None:
+def independent_verdict(text: str, n: int) -> str | None:
     """The label of a completion that keeps the grammar, read another way: by one expression for the whole."""
     if any(text.count(tag) != 1 for tag in TAGS):
         return None
@@ -327,17 +325,17 @@ def holds(text: str, n: int) -> str | None:
     cells = [(int(row[1]), row[2].strip(), row[3].strip()) for row in rows if row]
     fine = (
         match
-        and seen(match[2])
+        and visible_text(match[2])
         and len(cells) == len(lines)
         and 3 <= len(cells) <= 7
-        and all(weight > 0 and seen(name) and seen(description) for weight, name, description in cells)
+        and all(weight > 0 and visible_text(name) and visible_text(description) for weight, name, description in cells)
         and sum(weight for weight, _, _ in cells) == 100
-        and len({seen(name).casefold() for _, name, _ in cells}) == len(cells)
+        and len({visible_text(name).casefold() for _, name, _ in cells}) == len(cells)
     )
     return match[3] if match and fine else None
 
 
-def seen(text: str) -> str:
+def visible_text(text: str) -> str:
     """What a reader sees of a text."""
     drawn = "".join(
         c for c in text if (c.isprintable() or unicodedata.category(c) in ("Zs", "Zl", "Zp")) and c not in "ᅟᅠ⠀ㅤﾠ"
@@ -346,7 +344,7 @@ def seen(text: str) -> str:
 
 
 @pytest.mark.parametrize("n", [-1, 0, 1, 9, 100])
-def test_an_impossible_number_of_responses_is_the_callers_mistake(n: int) -> None:
+def test_parse_rejects_an_invalid_number_of_responses(n: int) -> None:
     with pytest.raises(ValueError, match=f"from 2 to 8, got {n}"):
         parse(GOOD, num_responses=n)
 
@@ -359,7 +357,7 @@ ADVERSARIAL = [*TAGS[:2], "<analysis></analysis>", "<", "<rubric", "- 1 | a | b\
     "piece", [*ADVERSARIAL, "[[A", "<answer>", "</answer>", "<answer>[[A]]", "]]", "9 ", "<verdict>"]
 )
 @pytest.mark.parametrize("around", ["", RUBRIC_TEXT], ids=["alone", "in a rubric"])
-def test_ten_times_the_text_takes_about_ten_times_as_long(piece: str, around: str) -> None:
+def test_parsing_takes_linear_time(piece: str, around: str) -> None:
     # Time that grows with the square would take a hundred times as long.
     def seconds(count: int) -> float:
         text = GOOD.replace("- 40", piece * count + "- 40") if around else piece * count
@@ -371,7 +369,7 @@ def test_ten_times_the_text_takes_about_ten_times_as_long(piece: str, around: st
 def words(size: int, without: str) -> st.SearchStrategy[str]:
     """Text of a cell or an analysis; blanks around it are not part of it, and there is something to see."""
     characters = st.characters(exclude_categories=["Cs"], exclude_characters=without)
-    return st.text(characters, min_size=1, max_size=size).map(str.strip).filter(seen)
+    return st.text(characters, min_size=1, max_size=size).map(str.strip).filter(visible_text)
 
 
 cells = words(25, without="|<>\n")
@@ -379,7 +377,7 @@ cells = words(25, without="|<>\n")
 
 @st.composite
 def rubrics(draw: st.DrawFn) -> Rubric:
-    names = draw(st.lists(cells, min_size=3, max_size=7, unique_by=lambda name: seen(name).casefold()))
+    names = draw(st.lists(cells, min_size=3, max_size=7, unique_by=lambda name: visible_text(name).casefold()))
     cuts = sorted(draw(st.lists(st.integers(1, 99), min_size=len(names) - 1, max_size=len(names) - 1, unique=True)))
     weights = [high - low for low, high in zip([0, *cuts], [*cuts, 100], strict=True)]
     return Rubric(tuple(Criterion(weight, name, draw(cells)) for weight, name in zip(weights, names, strict=True)))
@@ -387,7 +385,7 @@ def rubrics(draw: st.DrawFn) -> Rubric:
 
 @quick
 @given(rubrics(), words(80, without="<>"), st.integers(2, 8), st.data())
-def test_what_is_written_parses_back_to_the_same(rubric: Rubric, analysis: str, n: int, data: st.DataObject) -> None:
+def test_write_then_parse_round_trips(rubric: Rubric, analysis: str, n: int, data: st.DataObject) -> None:
     verdict = data.draw(st.integers(0, n - 1))
     judgement = parse(write(rubric, analysis, verdict), num_responses=n)
     assert (judgement.issues, judgement.rubric, judgement.verdict) == ((), rubric, verdict)
@@ -397,7 +395,7 @@ def test_what_is_written_parses_back_to_the_same(rubric: Rubric, analysis: str, 
 
 @pytest.mark.parametrize("cell", ["Custom | place", "Custom\nPlace"])
 @pytest.mark.parametrize("place", ["name", "description"])
-def test_what_would_not_parse_back_is_not_written(cell: str, place: str) -> None:
+def test_write_rejects_cells_that_would_not_parse(cell: str, place: str) -> None:
     cells = {"name": "Custom", "description": "Done there."} | {place: cell}
     rubric = Rubric((Criterion(50, **cells), Criterion(30, "Place", "y"), Criterion(20, "Words", "z")))
     with pytest.raises(ValueError, match=r"^got 'Custom.*expected"):
@@ -405,14 +403,14 @@ def test_what_would_not_parse_back_is_not_written(cell: str, place: str) -> None
 
 
 @pytest.mark.parametrize("n", range(2, 9))
-def test_every_label_on_offer_can_be_the_verdict_and_the_next_one_cannot(n: int) -> None:
+def test_verdict_must_be_one_of_the_offered_labels(n: int) -> None:
     assert [parse(write(RUBRIC, "A: yes.", i), n).verdict for i in range(n)] == list(range(n))
     if n < len(LABELS):
         beyond = parse(write(RUBRIC, "A: yes.", n), n)
         assert (beyond.verdict, beyond.issues) == (None, ("verdict_label",))
 
 
-def test_the_prompt_contains_the_grammar_that_the_parser_reads() -> None:
+def test_prompt_contains_the_grammar_that_is_parsed() -> None:
     system = render(make_item())[0]["content"]
     grammar = system[system.index("<rubric>") : system.index("</verdict>") + len("</verdict>")]
     lines = "\n".join(f"- {weight} | Criterion {weight} | What counts." for weight in (50, 30, 20))
@@ -435,7 +433,7 @@ marks = st.sampled_from(
 marked_texts = st.lists(st.one_of(marks, st.text(max_size=5)), max_size=12).map("".join)
 
 
-def test_every_prompt_has_a_reader() -> None:
+def test_every_prompt_has_a_format() -> None:
     assert sorted(FORMATS) == prompt_names()
 
 
@@ -467,7 +465,7 @@ ANSWERS = [
     ("prompt", "text", "strict", "theirs"),
     [*(("rewardbench2", *case) for case in BRACKETS), *(("rm_r1", *case) for case in ANSWERS)],
 )
-def test_a_verdict_in_brackets_is_read_in_either_convention(
+def test_bracketed_verdict_is_read_in_both_conventions(
     prompt: str, text: str, strict: int | None, theirs: int | None
 ) -> None:
     for convention, expected in zip(CONVENTIONS, (strict, theirs), strict=True):
@@ -478,9 +476,7 @@ def test_a_verdict_in_brackets_is_read_in_either_convention(
 
 
 @pytest.mark.parametrize(("prompt", "text"), [("rewardbench2", "[[B]]"), ("rm_r1", "<answer>[[B]]</answer>")])
-def test_a_completion_that_was_cut_off_has_no_verdict_unless_their_convention_is_asked_for(
-    prompt: str, text: str
-) -> None:
+def test_truncated_bracket_verdict_counts_only_for_rewardbench2(prompt: str, text: str) -> None:
     read = prompt_format(prompt).read
     assert read(text, 2, "length", "strict").issues == ("finished",)
     assert read("nothing", 2, None, "strict").issues == ("finished", "verdict_label")
@@ -489,7 +485,7 @@ def test_a_completion_that_was_cut_off_has_no_verdict_unless_their_convention_is
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("prompt", GRAMMAR_PROMPTS)
-def test_our_grammar_is_always_read_strictly(prompt: str, convention: Convention) -> None:
+def test_grammar_prompts_ignore_the_convention(prompt: str, convention: Convention) -> None:
     for text, finish_reason in [(WRITTEN, "stop"), (WRITTEN, "length"), ("[[B]]", "stop")]:
         assert prompt_format(prompt).read(text, 2, finish_reason, convention) == parse(text, 2, finish_reason)
 
@@ -514,7 +510,7 @@ def rating(text: str, finish_reason: str | None, convention: Convention) -> floa
 
 
 @pytest.mark.parametrize(("text", "strict", "theirs"), RATINGS)
-def test_ratings(text: str, strict: float | None, theirs: float | None) -> None:
+def test_ratings_are_read_in_both_conventions(text: str, strict: float | None, theirs: float | None) -> None:
     assert rating(text, "stop", "strict") == strict
     assert rating(text, "stop", "rewardbench2") == theirs
     assert rating(text, "length", "strict") is None
@@ -526,7 +522,7 @@ def test_ratings(text: str, strict: float | None, theirs: float | None) -> None:
     *(st.sampled_from(CONVENTIONS), st.sampled_from(["stop", "x"])),
 )
 @settings(deadline=None)
-def test_any_text_is_read(text: str, prompt: str, n: int, convention: Convention, finish_reason: str) -> None:
+def test_read_never_raises(text: str, prompt: str, n: int, convention: Convention, finish_reason: str) -> None:
     judgement = prompt_format(prompt).read(text, n, finish_reason, convention)
     assert (judgement.verdict is None) == bool(judgement.issues)
     assert judgement.verdict is None or 0 <= judgement.verdict < n
@@ -542,20 +538,20 @@ def test_any_text_is_read(text: str, prompt: str, n: int, convention: Convention
 @pytest.mark.parametrize(
     ("text", "place"), [("<verdict>B</verdict>", 9), ("[[A]] or [[B]]", 11), ("B", None), ("[[B", None), ("x]]", None)]
 )
-def test_the_place_of_a_label_is_that_of_the_last_verdict(text: str, place: int | None) -> None:
+def test_label_place_is_that_of_the_last_verdict(text: str, place: int | None) -> None:
     assert label_index(text) == place
 
 
 @given(marked_texts)
 @settings(deadline=None)
-def test_no_response_can_bring_a_verdict_along(response: str) -> None:
+def test_neutralised_response_contains_no_verdict(response: str) -> None:
     for prompt in ("rewardbench2", "rewardbench2_responses_first", "rm_r1"):
         quoted = neutralise(response, FORMATS[prompt].reserved_marks)
         for convention in CONVENTIONS:
             assert prompt_format(prompt).read(quoted, 4, "stop", convention).verdict is None
 
 
-def test_a_prompt_without_a_format_lists_those_that_have_one() -> None:
+def test_unknown_prompt_error_lists_the_known_formats() -> None:
     with pytest.raises(UnknownPromptError, match=r"listwise, compact, .*rewardbench2"):
         prompt_format("mine")
     with pytest.raises(ValueError, match="from 2 to 8, got 9"):

@@ -1,4 +1,4 @@
-"""Rewards pay for judging only: the cheapest completions that judge nothing against mediocre honest ones.
+"""Reward hacking: the cheapest completions that judge nothing earn less than mediocre honest ones.
 
 `tests/golden/frontier.json` is what each earns; `python tests/judging/test_frontier.py` writes it anew.
 """
@@ -69,7 +69,7 @@ def written(found: Mapping[str, Any]) -> str:
     )
 
 
-def test_what_the_frontier_earns_is_on_record() -> None:
+def test_frontier_rewards_match_the_golden_file() -> None:
     found = frontier()
     assert json.loads(GOLDEN.read_text(encoding="utf-8")) == json.loads(written(found))
     assert len(found["idle"]) >= 40
@@ -77,7 +77,7 @@ def test_what_the_frontier_earns_is_on_record() -> None:
 
 
 @pytest.mark.parametrize("language", HONEST)
-def test_a_mediocre_honest_judgement_earns_every_component(language: str) -> None:
+def test_mediocre_honest_judgement_earns_every_component(language: str) -> None:
     judgement, item = parse(honest(language), 3), item_in(language)
     assert not judges_nothing(judgement, item)
     parts = paid(honest(language), language).parts
@@ -87,7 +87,7 @@ def test_a_mediocre_honest_judgement_earns_every_component(language: str) -> Non
 
 
 @pytest.mark.parametrize("language", STOP_WORDS)
-def test_nothing_idle_earns_more_than_a_mediocre_honest_judgement(language: str) -> None:
+def test_idle_completion_earns_no_more_than_a_mediocre_honest_one(language: str) -> None:
     """Not in any component, nor in the total of any shipped reward; and of rubric_quality not half of it."""
     fair = paid(honest(language), language)
     options = [path.stem for path in Path("conf/reward").glob("*.yaml")]
@@ -107,7 +107,7 @@ def test_nothing_idle_earns_more_than_a_mediocre_honest_judgement(language: str)
 
 
 @pytest.mark.parametrize("language", STOP_WORDS)
-def test_invented_words_earn_no_more_than_a_mediocre_honest_judgement(language: str) -> None:
+def test_invented_words_earn_no_more_than_a_mediocre_honest_one(language: str) -> None:
     """They are paid: what a pure function cannot see is on record, and bounded."""
     fair = paid(honest(language), language)
     for name, text in invented(language):
@@ -115,7 +115,7 @@ def test_invented_words_earn_no_more_than_a_mediocre_honest_judgement(language: 
 
 
 @pytest.mark.parametrize("language", STOP_WORDS)
-def test_most_of_the_frontier_is_known_to_judge_nothing(language: str) -> None:
+def test_judges_nothing_recognises_most_idle_completions(language: str) -> None:
     found = [name for name, text in idle(language) if not judges_nothing(parse(text, 3), item_in(language))]
     partly = ("the same", "one criterion thrice", "the verdict alone", "the responses and", "the responses, numbered")
     assert all(any(part in name for part in partly) or (language, name) in UNSEEN for name in found), found
@@ -170,7 +170,7 @@ evidences = st.builds(
 
 @settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(broken(), st.sampled_from(["stop", "length", None]), evidences)
-def test_no_component_pays_for_what_is_absent(
+def test_broken_completion_earns_nothing_for_missing_sections(
     case: tuple[str, str, set[str]], reason: str | None, evidence: Evidence
 ) -> None:
     language, text, absent = case

@@ -1,4 +1,4 @@
-"""Verifiable rewards: what each component pays, and that nothing pays for abstaining."""
+"""Verifiable rewards: what each component pays, and that abstaining never pays."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def completion(verdict: int) -> str:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_verdict_is_scored_in_the_order_that_the_judge_was_presented(seed: int) -> None:
+def test_verdict_is_scored_in_the_presented_order(seed: int) -> None:
     best = shuffle_responses(ITEM, seed).best
     rewards = [score(parse(completion(v), 3), ITEM, seed=seed).parts["correctness"] for v in range(3)]
     assert rewards == [1.0 if v == best else -1.0 for v in range(3)]
 
 
-def test_the_order_of_storage_does_not_change_a_reward() -> None:
+def test_reward_does_not_depend_on_stored_order() -> None:
     for order in permutations(range(3)):
         for verdict in range(3):
             judgement = parse(completion(verdict), 3)
@@ -45,7 +45,7 @@ def test_the_order_of_storage_does_not_change_a_reward() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "I cannot judge this.", "B", "<verdict>B</verdict>", completion(0)[:-1]])
-def test_no_verdict_is_as_bad_as_a_wrong_one(text: str) -> None:
+def test_missing_verdict_costs_as_much_as_a_wrong_one(text: str) -> None:
     parts = score(parse(text, 3), ITEM).parts
     assert parts["correctness"] == -1.0
     assert "<rubric>" in text or parts["rubric_quality"] == 0.0
@@ -62,17 +62,17 @@ def test_structure_is_the_share_of_rules_that_hold() -> None:
     assert 0 <= paid[2] < 0.2
 
 
-def test_only_the_components_asked_for_are_computed() -> None:
+def test_only_requested_components_are_computed() -> None:
     assert set(score(parse("", 3), ITEM).parts) == {"correctness", "structure", "rubric_quality"}
     assert set(score(parse("", 3), ITEM, components=["structure"]).parts) == {"structure"}
 
 
-def test_an_unknown_component_is_an_error_that_lists_the_known_ones() -> None:
+def test_unknown_component_error_lists_the_known_ones() -> None:
     with pytest.raises(UnknownRewardError, match=r"'corectness'.*correctness, criteria_gain, structure"):
         score(parse("", 3), ITEM, components=["corectness"])
 
 
-def test_components_cannot_be_added_from_outside() -> None:
+def test_components_mapping_is_read_only() -> None:
     with pytest.raises(TypeError):
         COMPONENTS["free"] = COMPONENTS["structure"]  # type: ignore[index]
 
@@ -95,18 +95,18 @@ def part(name: str, text: str, evidence: Evidence, finish_reason: str = "stop") 
         *((values, math.nan) for values in ((math.nan, -1.0), (-1.0, math.nan), (-math.inf, -1.0), (-1.0, -math.inf))),
     ],
 )
-def test_criteria_gain_is_the_difference_clipped(log_probabilities: tuple[float, float], paid: float) -> None:
+def test_criteria_gain_is_the_clipped_log_prob_difference(log_probabilities: tuple[float, float], paid: float) -> None:
     evidence = Evidence(gain_clip=(-1.0, 2.0), log_probabilities=log_probabilities)
     assert part("criteria_gain", completion(0), evidence) == pytest.approx(paid, nan_ok=True)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "<rubric>\nno criterion\n</rubric>", "So: " + completion(0)])
-def test_without_a_rubric_to_score_criteria_gain_is_its_low_end(text: str) -> None:
+def test_criteria_gain_without_a_rubric_is_its_lower_bound(text: str) -> None:
     assert part("criteria_gain", text, GAIN) == -1.0
     assert part("criteria_gain", text, Evidence(gain_clip=(-1.0, 2.0), log_probabilities=(-0.1, -9.0))) == -1.0
 
 
-def test_consistency_is_one_only_where_both_orders_are_right() -> None:
+def test_consistency_is_1_only_if_both_orders_are_right() -> None:
     best = shuffle_responses(ITEM).best
     paid = [
         part("consistency", completion(verdict), Evidence(partner_right=partner))
@@ -127,7 +127,7 @@ def test_length_is_the_soft_overlong_penalty_of_dapo(tokens: int, paid: float) -
 
 
 @given(st.integers(1, 4000), st.floats(0.01, 1), st.integers(1, 4000))
-def test_length_falls_within_its_range(tokens: int, share: float, longest: int) -> None:
+def test_length_penalty_is_monotonic_and_bounded(tokens: int, share: float, longest: int) -> None:
     limits = {"length_share": share, "max_completion_length": longest}
     shorter, longer = (part("length", "", Evidence(num_tokens=n, **limits)) for n in (tokens, tokens + 1))
     assert -1.0 <= longer <= shorter <= 0.0
@@ -143,13 +143,13 @@ def test_length_falls_within_its_range(tokens: int, share: float, longest: int) 
         ("length", Evidence(num_tokens=3, length_share=0.2), "max_completion_length"),
     ],
 )
-def test_a_component_without_its_evidence_says_what_to_pass(name: str, evidence: Evidence, needs: str) -> None:
+def test_missing_evidence_error_names_what_to_pass(name: str, evidence: Evidence, needs: str) -> None:
     with pytest.raises(MissingEvidenceError, match=rf"{name!r} needs {needs}: pass evidence=Evidence\({needs}="):
         part(name, completion(0), evidence)
 
 
 @pytest.mark.parametrize("option", ["correctness_structure", "paper", "rm_r1", "j1", "full"])
-def test_with_the_weights_of_every_option_abstaining_pays_less_than_guessing(option: str) -> None:
+def test_abstaining_earns_less_than_guessing(option: str) -> None:
     reward = load_recipe("recipes/tal_grpo.yaml", [f"reward={option}"]).reward
     low, high = reward.criteria_gain.clip
     evidence = Evidence(
@@ -170,7 +170,7 @@ def test_with_the_weights_of_every_option_abstaining_pays_less_than_guessing(opt
         assert total(text) < guess
 
 
-def test_in_the_reverse_order_the_same_response_is_right() -> None:
+def test_reversed_order_keeps_the_best_response() -> None:
     for seed in range(6):
         one, other = shuffle_responses(ITEM, seed), shuffle_responses(ITEM, seed, reverse=True)
         assert other.responses == one.responses[::-1]

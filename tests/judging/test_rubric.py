@@ -1,4 +1,4 @@
-"""What is measured of a rubric: what may be scored, overlap, use, script, in any writing system."""
+"""Rubric measures: the scored span, distinct criteria, use in the analysis, and script, in any language."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def rubric(*criteria: tuple[str, str]) -> Rubric:
 # --- the span that is scored ---
 
 
-def test_a_clean_rubric_is_scored_as_a_whole_and_nothing_behind_it() -> None:
+def test_span_is_the_full_rubric_and_nothing_after_it() -> None:
     assert span(text_of(*LINES)) == rubric_of(*LINES)
     assert span("\n " + text_of(*LINES)) == "\n " + rubric_of(*LINES)
 
 
-LEAKS = [
+LABEL_LEAKS = [
     *("the answer is B", "verdict: B", "Response B wins.", "(B)", "Response_B", "**B**", "选B对", "คำตอบBถูก"),
     *("答えはＢ", "the answer is Ⓑ", "the answer is 𝐁", "<verdict>", "<VERDICT>b</VERDICT>"),
     *("B12 is a vitamin, B is right", "A response says so."),
 ]
-SPELLED = [
+DISGUISED_LABELS = [
     *(
         "b",
         "[b]",
@@ -142,13 +142,13 @@ ONE_LETTER_WORDS = [  # and what else honest rubrics write with one letter
 @pytest.mark.parametrize(
     "leak",
     [
-        *(f"Place | {leak}" for leak in (*LEAKS, *SPELLED)),
+        *(f"Place | {leak}" for leak in (*LABEL_LEAKS, *DISGUISED_LABELS)),
         "Verdict | B is right.",
         "B | It belongs there.",
         "b | There.",
     ],
 )
-def test_a_line_that_names_a_response_and_all_behind_it_is_cut(leak: str) -> None:
+def test_span_ends_before_a_line_that_names_a_response(leak: str) -> None:
     assert span(text_of(LINES[0], f"- 30 | {leak}", LINES[2])) == f"<rubric>\n{LINES[0]}\n"
     assert span(text_of(f"- 30 | {leak}", LINES[0], LINES[2])) is None
 
@@ -166,18 +166,18 @@ def test_a_line_that_names_a_response_and_all_behind_it_is_cut(leak: str) -> Non
         *ONE_LETTER_WORDS,
     ],
 )
-def test_a_label_inside_a_word_or_not_on_offer_names_nobody(clean: str) -> None:
+def test_label_inside_a_word_or_not_offered_does_not_cut_the_span(clean: str) -> None:
     lines = LINES[0], f"- 50 | Place | {clean}"
     assert span(text_of(*lines)) == rubric_of(*lines)
 
 
 @pytest.mark.parametrize("language", HONEST)
-def test_honest_rubrics_are_scored_as_a_whole(language: str) -> None:
+def test_span_keeps_honest_rubrics_in_full(language: str) -> None:
     text = honest(language)
     assert span(text, 8) == text.partition("\n<analysis>")[0]
 
 
-def test_which_labels_count_depends_on_how_many_are_on_offer() -> None:
+def test_span_depends_on_the_number_of_offered_labels() -> None:
     for says, n in (("C is right.", 3), ("option e wins", 5)):
         lines = LINES[0], f"- 50 | Place | {says}"
         assert span(text_of(*lines), n - 1) == rubric_of(*lines)
@@ -197,7 +197,7 @@ def test_which_labels_count_depends_on_how_many_are_on_offer() -> None:
         text_of(*LINES) + text_of(*LINES),
     ],
 )
-def test_without_a_parsed_rubric_at_its_beginning_there_is_nothing_to_score(text: str) -> None:
+def test_span_is_none_without_a_rubric_at_the_start(text: str) -> None:
     assert span(text) is None
 
 
@@ -210,7 +210,7 @@ wrapped = st.lists(cells, max_size=6).map(lambda rows: text_of(*(f"- 10 | name |
 
 @thorough
 @given(st.one_of(texts, wrapped), st.integers(2, 8))
-def test_a_span_is_a_prefix_that_names_no_label(text: str, n: int) -> None:
+def test_span_is_a_prefix_without_labels(text: str, n: int) -> None:
     found = span(text, n)
     if found is None:
         return
@@ -229,7 +229,7 @@ def test_a_span_is_a_prefix_that_names_no_label(text: str, n: int) -> None:
 
 @thorough
 @given(st.lists(st.sampled_from(LINES), min_size=1, max_size=5), st.text(max_size=40))
-def test_what_stands_behind_a_rubric_does_not_change_its_span(lines: list[str], tail: str) -> None:
+def test_text_after_a_rubric_does_not_change_its_span(lines: list[str], tail: str) -> None:
     if "rubric>" not in tail:
         assert span(rubric_of(*lines) + tail) == rubric_of(*lines)
 
@@ -247,14 +247,14 @@ def test_what_stands_behind_a_rubric_does_not_change_its_span(lines: list[str], 
         )
     ],
 )
-def test_spans_take_linear_time(line: str) -> None:
+def test_span_takes_linear_time(line: str) -> None:
     judgement = parse(text_of(line), 8)
     began = time.process_time()
     assert rubric_span(judgement, 8) is not None
     assert time.process_time() - began < 2
 
 
-def test_the_forced_verdict_is_the_judges_own_end() -> None:
+def test_forced_verdict_matches_the_end_of_a_completion() -> None:
     full = write(rubric(("Custom", "x"), ("Place", "y")), "A: no.", 1)
     assert full.endswith("</analysis>" + forced_verdict(1))
     assert [forced_verdict(i) for i in range(8)] == [f"\n<verdict>{label}</verdict>" for label in LABELS]
@@ -295,7 +295,7 @@ DISTINCT = {
 
 
 @pytest.mark.parametrize("language", DISTINCT)
-def test_distinct_criteria_are_told_from_repeated_ones_in_any_writing(language: str) -> None:
+def test_criteria_share_counts_distinct_criteria_in_any_script(language: str) -> None:
     first, second, third = DISTINCT[language]
     asked = item_in(language)
 
@@ -324,7 +324,7 @@ def test_distinct_criteria_are_told_from_repeated_ones_in_any_writing(language: 
         (("12345", "67890 12345"), False),
     ],
 )
-def test_a_criterion_says_something_in_about_three_words(criterion: tuple[str, str], says: bool) -> None:
+def test_criterion_needs_about_three_meaningful_words(criterion: tuple[str, str], says: bool) -> None:
     assert criteria_share(rubric(criterion), item_in("en"), "en") == says
 
 
@@ -344,11 +344,11 @@ def test_a_criterion_says_something_in_about_three_words(criterion: tuple[str, s
         *(("", 0), ("\u200b", 0), ("A B C", 0), ("A. B! C?", 0)),
     ],
 )
-def test_a_response_is_weighed_where_the_analysis_says_something_of_it(analysis: str, weighed: int) -> None:
+def test_weighed_share_counts_responses_that_the_analysis_discusses(analysis: str, weighed: int) -> None:
     assert weighed_share(analysis, item_in("en"), "en") == pytest.approx(weighed / 3)
 
 
-def test_quotations_weigh_nothing() -> None:
+def test_weighed_share_ignores_quotations() -> None:
     asked = item_in("en")
     quotes = [text for label, response in zip("ABC", asked.responses, strict=True) for text in (label, response)]
     assert weighed_share(" ".join(quotes), asked, "en") == 0.0
@@ -361,24 +361,24 @@ def test_quotations_weigh_nothing() -> None:
     assert weighed_share(None, asked, "en") == 0.0
 
 
-def test_an_analysis_may_be_in_another_script_than_the_item() -> None:
+def test_weighed_share_accepts_an_analysis_in_another_script() -> None:
     assert weighed_share("A: Chinese. B: Japanese. C: the local wai.", item_in("th"), "en") == 1.0
 
 
-def test_a_text_is_read_as_english_where_more_than_half_of_its_letters_are_latin() -> None:
+def test_language_of_is_english_for_mostly_latin_letters() -> None:
     assert [language_of(text, item_in("th")) for text in ("abcกขค", "abcdกขค", "12!")] == ["th", "en", "th"]
     assert language_of("abcd", item_in("de")) == "de"
 
 
 @pytest.mark.parametrize("language", ["", "zz", "???"])
-def test_a_language_without_a_known_script_is_read_as_spaced_words(language: str) -> None:
+def test_unknown_language_is_split_at_spaces(language: str) -> None:
     asked = replace(item_in("en"), language=language or "und")
     judgement = parse(honest("en"), 3)
     assert not judges_nothing(judgement, asked)
     assert weighed_share(judgement.analysis, asked, language) == 1.0
 
 
-def test_long_texts_are_measured_in_linear_time() -> None:
+def test_shares_take_linear_time() -> None:
     asked = item_in("en")
     began = time.process_time()
     weighed_share("A: word B " * 20_000, asked, "en")
@@ -388,7 +388,7 @@ def test_long_texts_are_measured_in_linear_time() -> None:
 
 
 @pytest.mark.parametrize("language", DISTINCT)
-def test_the_script_of_a_language_is_known_from_the_others(language: str) -> None:
+def test_script_share_distinguishes_scripts(language: str) -> None:
     judged = rubric(*DISTINCT[language])
     assert script_share(judged, language) > 0.98
     for other in set(DISTINCT) - {language, "zh", "ja"}:  # Japanese writes Chinese characters too
@@ -396,19 +396,19 @@ def test_the_script_of_a_language_is_known_from_the_others(language: str) -> Non
     assert script_share(judged, {"zh": "zh-Hant", "en": "de"}.get(language, language)) > 0.98
 
 
-def test_half_in_another_script_is_half() -> None:
+def test_script_share_is_half_for_mixed_scripts() -> None:
     assert script_share(rubric(("abcd", "กขคง")), "th") == 0.5
     assert script_share(rubric(("1", "2")), "th") == 0.0
 
 
-def test_scripts_are_those_of_cldr() -> None:
+def test_scripts_match_cldr() -> None:
     expected = {"vi": ("LATIN",), "ru": ("CYRILLIC",), "sr-Latn": ("LATIN",), "hi": ("DEVANAGARI",)}
     expected["ko"] = ("HANGUL", "CJK")
     assert {language: scripts(language) for language in expected} == expected
 
 
 @pytest.mark.parametrize("language", ["", "zz", "english", "???", "en_US"])
-def test_a_language_without_a_known_script_is_an_error_before_training(language: str, item: Item) -> None:
+def test_check_languages_rejects_languages_without_a_known_script(language: str, item: Item) -> None:
     with pytest.raises(DataError, match=f"language {language!r}: expected a BCP-47 tag".replace("?", r"\?")):
         scripts(language)
     if language:
@@ -438,13 +438,11 @@ def test_a_language_without_a_known_script_is_an_error_before_training(language:
         ("es", "Costumbre local", "A: no es costumbre.", True),
     ],
 )
-def test_a_criterion_is_used_where_its_name_is_mentioned_in_any_form(
-    language: str, name: str, analysis: str, used: bool
-) -> None:
+def test_used_share_finds_inflected_criterion_names(language: str, name: str, analysis: str, used: bool) -> None:
     assert used_share(rubric((name, "zzzz qqqq xxxx")), analysis, item_in(language), language) == used
 
 
-def test_a_sound_english_rubric_is_paid_on_items_in_other_scripts() -> None:
+def test_english_rubric_earns_quality_on_items_in_other_scripts() -> None:
     for language in ("th", "ja", "ar", "zh"):
         analysis = "A: no local custom, Chinese. B: respectful but Japanese. C: custom and respect, it answers best."
         text = write(rubric(*HONEST["en"][0]), analysis, 2)
@@ -458,7 +456,7 @@ def test_a_sound_english_rubric_is_paid_on_items_in_other_scripts() -> None:
     assert score(parse(stop, 3), item_in("th"), evidence=Evidence(rubric_language="any")).parts["rubric_quality"] == 0
 
 
-def test_quality_is_the_product_of_its_parts(item: Item) -> None:
+def test_rubric_quality_is_the_product_of_its_parts(item: Item) -> None:
     def quality(text: str, language: RubricLanguage) -> float:
         found = score(parse(text, 4), item, evidence=Evidence(rubric_language=language))
         return found.parts["rubric_quality"]

@@ -1,4 +1,4 @@
-"""What `tal doctor` finds on a machine, and for a recipe on it."""
+"""`tal doctor`: what it reports about a machine, a recipe on it, and a judge's format."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STEERED = ("weights:", "optimizer:", "global RM: the weights once more", "both r
 @pytest.mark.parametrize(
     ("recipe", "overrides", "parts"), [("quickstart", [*SMALL, *QUICK], TRAINED), ("scpo_quickstart", [], STEERED)]
 )
-def test_a_recipe_that_runs_here_lacks_nothing(
+def test_doctor_finds_no_fault_for_a_runnable_recipe(
     run_doctor: Doctor, tmp_path: Path, recipe: str, overrides: list[str], parts: tuple[str, ...]
 ) -> None:
     status, output = run_doctor(f"recipes/{recipe}.yaml", *overrides, f"run.dir={tmp_path}")
@@ -62,7 +62,7 @@ def test_a_recipe_that_runs_here_lacks_nothing(
     assert "vLLM" not in output.partition("M parameters")[2]
 
 
-def test_what_a_recipe_lacks_is_marked_and_the_status_says_so(
+def test_doctor_marks_missing_requirements_and_exits_with_1(
     run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -79,7 +79,7 @@ def test_what_a_recipe_lacks_is_marked_and_the_status_says_so(
     assert [line.split()[1:3] for line in missing] == [f"{each['what']} {each['found']}".split()[:2] for each in faults]
 
 
-def test_no_secret_is_shown(run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_shows_no_secret(run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY"):
         monkeypatch.setenv(name, f"planted-{name}")
     words = ["recipes/quickstart.yaml", "rollout=vllm_server", f"run.dir={tmp_path}"]
@@ -93,9 +93,7 @@ def test_no_secret_is_shown(run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch,
     assert "127.0.0.1:9 (rollout.urls): nothing listens" in output
 
 
-def test_absent_credentials_are_a_fault_only_where_they_are_needed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_credentials_are_a_fault_only_if_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_TOKEN", "HF_TOKEN_PATH", "WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -109,7 +107,7 @@ def test_absent_credentials_are_a_fault_only_where_they_are_needed(
 
 
 @pytest.mark.parametrize("on_path", [True, False])
-def test_a_driver_too_old_for_torchs_cuda_is_named(
+def test_outdated_driver_is_reported(
     run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: bool
 ) -> None:
     if on_path:
@@ -135,7 +133,7 @@ def test_a_driver_too_old_for_torchs_cuda_is_named(
     assert "is built without CUDA" in run_doctor()[1]
 
 
-def test_gpus_are_listed_by_torch_where_there_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_listed_by_torch_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "has_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr(
@@ -146,14 +144,14 @@ def test_gpus_are_listed_by_torch_where_there_is_no_program(monkeypatch: pytest.
     assert "`make gpu`" in [finding.found for finding in examine(None, ONE) if finding.what == "GPU"][-1]
 
 
-def test_a_port_that_is_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occupied_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setattr(doctor, "_MAIN_PORT", port)
         assert [f.found for f in examine(None, ONE) if f.what == "ports"] == [f"{port} (several processes): taken"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder_is_a_disk_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     assert [finding.found for finding in examine(None, ONE) if finding.fault and finding.what == "disk"]
 
@@ -161,7 +159,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_fault(monkeypatch: pytest.Monke
 # --- tal doctor --model ---
 
 
-def slips(messages: Messages) -> str:
+def judge_with_format_errors(messages: Messages) -> str:
     """The right verdict, in a form that depends on the question."""
     text = write(RUBRIC, "Weighed.", shown_in(messages).index("yes"))
     number = messages[-1]["content"].partition("Question ")[2][0]
@@ -170,9 +168,9 @@ def slips(messages: Messages) -> str:
     ]
 
 
-def test_rules_are_counted_beside_both_figures() -> None:
+def test_check_format_counts_broken_rules() -> None:
     items = [make_item(id=str(i), prompt=f"Question {i}?", responses=("no", "yes"), best=1) for i in range(4)]
-    judge = Judge(engine=Scripted(slips), settings=JudgeSettings(prompt="compact"))
+    judge = Judge(engine=Scripted(judge_with_format_errors), settings=JudgeSettings(prompt="compact"))
     found = [finding.found for finding in check_format(judge, items)]
     assert found[:2] == [
         "1 of 4 judgements keep the format of prompt compact, 3 have a verdict tag",
@@ -183,7 +181,7 @@ def test_rules_are_counted_beside_both_figures() -> None:
     assert "  1 of 4 break analysis_once: there has to be one <analysis>...</analysis>" in found
 
 
-def test_a_trained_judge_is_asked_by_the_command(
+def test_doctor_checks_the_format_of_a_trained_judge(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -196,7 +194,7 @@ def test_a_trained_judge_is_asked_by_the_command(
     assert "by the last verdict tag, of 20" in printed
 
 
-def test_a_folder_that_cannot_be_written_to_is_named_by_doctor_dry_run_and_start(
+def test_unwritable_run_dir_is_reported_by_doctor_dry_run_and_run(
     tal: Tal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("think_as_locals.machine.preflight.os.access", lambda *_: False)  # whoever runs the test

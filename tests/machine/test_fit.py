@@ -1,4 +1,4 @@
-"""What is chosen for a colocated vLLM, and the command that a run which cannot fit gets instead."""
+"""Fitting a run to GPUs: settings chosen for colocated vLLM, and the suggested command if a run does not fit."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def on(patch: pytest.MonkeyPatch, launch: Launch, gpu: float | None = H100) -> N
     patch.setattr(memory, "num_gpus", lambda: launch.processes)
 
 
-def test_data_parallel_of_7b_is_refused_with_a_command_that_fits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_data_parallel_7b_is_rejected_with_a_fitting_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = [f"model.path={a_model(tmp_path)}", "seed=3"]
     run = load_recipe(RECIPE, words)
     on(monkeypatch, Launch("MULTI_GPU", 0, 8))
@@ -56,7 +54,7 @@ def test_data_parallel_of_7b_is_refused_with_a_command_that_fits(
     ],
     ids=str,
 )
-def test_the_command_needs_as_little_as_fits(
+def test_fitting_command_uses_the_least_sharding_that_fits(
     tmp_path: Path, gpus: int, gpu: float, launch: list[str], more: list[str]
 ) -> None:
     words = [f"model.path={a_model(tmp_path)}"]
@@ -73,7 +71,7 @@ def fitting(folder: Path, *overrides: str) -> tuple[RunConfig, list[str]]:
     return load_recipe("recipes/quickstart.yaml", words), words
 
 
-def test_sequences_are_as_long_as_the_longest_prompt_and_a_completion(tmp_path: Path) -> None:
+def test_max_model_length_fits_the_longest_prompt_and_a_completion(tmp_path: Path) -> None:
     run, words = fitting(tmp_path)
     data = load_data(run)
     chosen = fitted(run, partial(longest_sequence, run, data), "quickstart", words).rollout
@@ -97,7 +95,7 @@ def test_sequences_are_as_long_as_the_longest_prompt_and_a_completion(tmp_path: 
     assert fitted(elsewhere, partial(longest_sequence, elsewhere, data), "quickstart", words) == elsewhere
 
 
-def test_the_share_is_chosen_for_the_gpu_or_the_run_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpu_memory_utilization_is_chosen_or_the_run_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run, words = fitting(tmp_path)
     data = load_data(run)
     on(monkeypatch, Launch("NO", 0, 1), 10e9)

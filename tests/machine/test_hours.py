@@ -1,4 +1,4 @@
-"""Estimated hours, and the table of the guide that is made of estimates."""
+"""Estimated training hours, and the guide's table of estimates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QWEN = {  # width, feed-forward, layers, heads, key heads, words, tied: config.j
 }
 
 
-def test_an_update_is_its_passes_over_the_packed_tokens() -> None:
+def test_update_time_counts_passes_over_packed_tokens() -> None:
     """7 B on an H100: 8 prompts of 1,024 tokens, 64 completions of 819; 6 N T and two passes more."""
     run = a_run("reward=correctness_structure")
     tokens = 8 * 1024 + 64 * 0.4 * 2048
@@ -41,7 +41,7 @@ def test_an_update_is_its_passes_over_the_packed_tokens() -> None:
     assert adapter == pytest.approx(8 / 10 * step_seconds(run, B7, H100)["update"])
 
 
-def test_sampling_reads_weights_and_cache_for_each_token_of_the_longest() -> None:
+def test_sampling_time_reads_weights_and_cache_per_token() -> None:
     read = 2 * (7.6156e9 + 64 * 28_672 * 2048)
     assert step_seconds(a_run(), B7, H100)["sampling"] == pytest.approx(2048 * read / (0.6 * 3.35e12), rel=1e-3)
     slower = step_seconds(a_run(), B7, SPEEDS["A100"])["sampling"]
@@ -58,7 +58,7 @@ def test_steps_and_evaluations_are_counted() -> None:
     assert evaluation_seconds(run, ONE, B7, H100, 4096) == 8 * evaluation_seconds(run, EIGHT, B7, H100, 4096)
 
 
-def test_a_gpu_is_known_by_its_name_or_assumed() -> None:
+def test_speed_of_recognises_gpus_or_assumes_one() -> None:
     assert speed_of("NVIDIA H200, of 143771 MiB") == ("H200", SPEEDS["H200"])
     assert speed_of("something new") == (hours.ASSUMED, H100)
 
@@ -73,14 +73,14 @@ def counted(folder: Path, size: str, options: str) -> Counts:
 
 
 @cache
-def the_run(options: str) -> RunConfig:
+def cached_run(options: str) -> RunConfig:
     return a_run(*options.split())
 
 
 def a_row(folder: Path, size: str, name: str, adapter: str, engine: str) -> str | None:
     """A line of the guide's table, or nothing where it does not fit."""
     options = f"{adapter} {engine}".strip()
-    run, launch, counts = the_run(options), read_launch(name), counted(folder, size, adapter)
+    run, launch, counts = cached_run(options), read_launch(name), counted(folder, size, adapter)
     needed = needed_bytes(run, launch, counts)
     if needed > CARD:
         return None
@@ -89,7 +89,7 @@ def a_row(folder: Path, size: str, name: str, adapter: str, engine: str) -> str 
     return f"| {size} | {cards} | `{name}` | {options and f'`{options}` '}| {needed / GB:.0f} | {hours:.1f} |"
 
 
-def the_table(folder: Path) -> list[str]:
+def guide_table(folder: Path) -> list[str]:
     """For each size one card, eight, and two nodes for large ones, with the least sharding that fits."""
     rows = []
     for size in QWEN:
@@ -102,6 +102,6 @@ def the_table(folder: Path) -> list[str]:
     return rows
 
 
-def test_the_guides_table_is_what_is_estimated(tmp_path: Path) -> None:
+def test_guide_table_matches_the_estimates(tmp_path: Path) -> None:
     guide = (ROOT / "launch" / "README.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in guide if re.match(r"\| [\d.]+B ", line)] == the_table(tmp_path)
+    assert [line for line in guide if re.match(r"\| [\d.]+B ", line)] == guide_table(tmp_path)

@@ -1,4 +1,4 @@
-"""The memory estimate, against figures that are known and a training that was measured."""
+"""Memory estimates, against published figures and a measured training run."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ def a_model(folder: Path) -> str:
     return str(folder)
 
 
-def test_parameters_of_a_known_architecture_are_counted_exactly(tmp_path: Path) -> None:
+def test_qwen_parameters_are_counted_exactly(tmp_path: Path) -> None:
     cached, head = 2 * 28 * 4 * 128, 152_064 * 3584
     expected = Counts(7_615_616_512, 7_615_616_512, 3584, 28, 28, 32_768, cached, head)
     assert count(a_run(f"model.path={a_model(tmp_path)}")) == expected
 
 
-def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_model_of_another_architecture_kind_is_rejected(tmp_path: Path) -> None:
     T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="transformers has no AutoModelForCausalLM for t5"):
         count(a_run(f"model.path={tmp_path}"))
     assert count(steered(f"model.path={tmp_path}")).positions == 1024  # it declares none
 
 
-def test_a_model_without_attention_is_counted_too(tmp_path: Path) -> None:
+def test_model_without_attention_is_counted(tmp_path: Path) -> None:
     MambaConfig(vocab_size=200, hidden_size=32, num_hidden_layers=2).save_pretrained(tmp_path)
     assert count(a_run(f"model.path={tmp_path}")).heads == 0
 
 
-def test_an_adapter_is_counted_as_peft_makes_it(tmp_path: Path) -> None:
+def test_adapter_parameters_match_peft(tmp_path: Path) -> None:
     found = count(a_run(f"model.path={a_model(tmp_path)}", "lora=rank16"))
     heads, wide = 28 * 128, 4 * 128
     layer = 2 * (3584 + heads) + 2 * (3584 + wide) + 3 * (3584 + 18_944)  # q and o, k and v, the feed-forward ones
@@ -73,7 +73,7 @@ def test_an_adapter_is_counted_as_peft_makes_it(tmp_path: Path) -> None:
     assert found.parameters == 7_615_616_512 + found.trained
 
 
-def test_a_model_that_is_not_here_is_refused() -> None:
+def test_missing_model_config_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"nobody/nothing: its config\.json is not on this machine"):
         count(a_run("model.path=nobody/nothing"))
 
@@ -91,12 +91,12 @@ def test_a_model_that_is_not_here_is_refused() -> None:
     ],
     ids=str,
 )
-def test_states_are_divided_as_the_paper_says(launch: Launch, gigabytes: tuple[float, ...]) -> None:
+def test_states_are_sharded_as_in_the_zero_paper(launch: Launch, gigabytes: tuple[float, ...]) -> None:
     parts = estimate(a_run(), launch, of_size(7_500_000_000))
     assert tuple(parts[name] / 1e9 for name in STATES) == pytest.approx(gigabytes)
 
 
-def test_an_adapter_has_states_of_its_own_and_no_reference_model() -> None:
+def test_adapter_has_its_own_states_and_no_reference_model() -> None:
     parts = estimate(a_run("lora=rank16"), Launch("DEEPSPEED", 2, 8), of_size(7_040_000_000, 40_000_000))
     assert parts["weights"] == pytest.approx(7e9 * 2 + 4e7 * 4)
     assert parts["optimizer"] == pytest.approx(4e7 * 12 / 8)
@@ -114,12 +114,12 @@ def test_an_adapter_has_states_of_its_own_and_no_reference_model() -> None:
     ],
     ids=str,
 )
-def test_a_head_that_computes_in_float32_is_copied(launch: Launch, overrides: list[str], copies: int) -> None:
+def test_float32_lm_head_copies_are_counted(launch: Launch, overrides: list[str], copies: int) -> None:
     counts = replace(of_size(7_000_000_000), head=152_064 * 3584)
     assert estimate(a_run(*overrides), launch, counts)["float32 head"] == copies * 4 * 152_064 * 3584
 
 
-def test_the_reward_model_of_a_policy_is_counted_in_its_own_type(tmp_path: Path) -> None:
+def test_reward_model_of_a_policy_is_counted_in_its_own_dtype(tmp_path: Path) -> None:
     policy = [f"model.path={a_model(tmp_path / 'policy')}", f"rm.path={a_model(tmp_path / 'rm')}"]
     config = load_config("recipes/policy_grpo.yaml", ["run.name=mine", *policy, "rm.dtype=bfloat16"])
     assert isinstance(config, PolicyConfig)
@@ -127,7 +127,7 @@ def test_the_reward_model_of_a_policy_is_counted_in_its_own_type(tmp_path: Path)
     assert estimate(config, ONE, counts)["reward model"] == 2 * (7_615_616_512 - counts.head)  # another head, not this
 
 
-def test_checkpointing_keeps_less_and_vllm_takes_its_share() -> None:
+def test_gradient_checkpointing_and_vllm_share_change_the_estimate() -> None:
     counts = of_size(7_500_000_000)
     plain = estimate(a_run("grpo.gradient_checkpointing=false"), ONE, counts)["activations"]
     kept = estimate(a_run(), ONE, counts)["activations"]
@@ -140,7 +140,7 @@ def test_checkpointing_keeps_less_and_vllm_takes_its_share() -> None:
     assert gpu_needed(a_run(), parts, {"vLLM's weights": 6.0}) == pytest.approx(13 / USABLE)
 
 
-def test_vllm_has_to_hold_the_whole_model_and_one_sequence_in_its_share() -> None:
+def test_vllm_share_must_hold_the_model_and_one_sequence() -> None:
     """Qwen2.5-14B on 80 GB with a share of 0.3 cannot start, however training is divided."""
     counts = Counts(14_770_033_664, 14_770_033_664, 5120, 48, 40, 32_768, 2 * 48 * 8 * 128)
     parts = {name: size / GB for name, size in engine(a_run("rollout.max_model_length=32768"), counts).items()}
@@ -154,7 +154,7 @@ def test_vllm_has_to_hold_the_whole_model_and_one_sequence_in_its_share() -> Non
     assert engine(a_run("rollout=transformers"), counts) == {}
 
 
-def test_the_share_of_vllm_suits_model_and_gpu() -> None:
+def test_engine_share_fits_model_and_gpu() -> None:
     counts, run = of_size(7_500_000_000), a_run()
     parts = estimate(run, Launch("DEEPSPEED", 3, 8), counts)
     least, training = sum(engine(run, counts).values()), sum(parts.values())
@@ -174,7 +174,7 @@ def test_the_share_of_vllm_suits_model_and_gpu() -> None:
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "launch").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_launch_file_is_understood(file: Path) -> None:
+def test_every_launch_file_is_parsed(file: Path) -> None:
     found = read_launch(file)
     stages = {"zero2": 2, "zero3": 3, "fsdp2": 3}
     assert found.zero_stage == stages.get(file.stem.rpartition("_")[2], 0)
@@ -182,7 +182,7 @@ def test_every_launch_file_is_understood(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_and_optimizer_are_what_a_training_had(small_run: Path) -> None:
+def test_weights_and_optimizer_match_a_training_run(small_run: Path) -> None:
     model = small_run / "model"
     config = load_recipe("recipes/quickstart.yaml", [*SMALL, f"model.path={model}", "model.scratch=null", "sft=null"])
     parts = estimate(config, ONE, count(config))
@@ -195,7 +195,7 @@ def test_weights_and_optimizer_are_what_a_training_had(small_run: Path) -> None:
     assert parts["optimizer"] == pytest.approx(optimizer, rel=0.01)
 
 
-def test_gradients_and_moments_of_a_step_are_what_is_estimated(tmp_path: Path) -> None:
+def test_gradients_and_optimizer_match_a_training_step(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     path = write_language_model(tmp_path, 0, hidden_size=64, intermediate_size=256)
@@ -231,7 +231,7 @@ def a_deberta(folder: Path, **sizes: object) -> str:
     return str(folder)
 
 
-def test_a_reward_model_of_a_known_architecture_is_counted_exactly(tmp_path: Path) -> None:
+def test_deberta_parameters_are_counted_exactly(tmp_path: Path) -> None:
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
     path = a_deberta(tmp_path, vocab_size=128_100, **sizes)
     counts = count(steered(f"model.path={path}"))
@@ -242,7 +242,7 @@ def test_a_reward_model_of_a_known_architecture_is_counted_exactly(tmp_path: Pat
     assert adapted.trained > 768  # the adapter, and the head
 
 
-def test_the_global_rm_is_there_whole_however_the_steered_one_is_divided() -> None:
+def test_global_rm_is_counted_unsharded() -> None:
     counts = of_size(8_000_000_000)
     big = ["model=tulu3_8b_rm"]
     parts = estimate(steered(*big), Launch("DEEPSPEED", 3, 8), counts)
@@ -257,7 +257,7 @@ def test_the_global_rm_is_there_whole_however_the_steered_one_is_divided() -> No
     assert estimate(steered(*big, "lora=rank16"), ONE, adapter)["global RM"] == 16e9
 
 
-def test_pairs_are_as_long_as_the_recipe_or_the_model_says() -> None:
+def test_pair_length_comes_from_the_recipe_or_the_model() -> None:
     def needed(positions: int, *overrides: str) -> float:
         counts = of_size(8_000_000_000, positions=positions)
         return estimate(steered("model=tulu3_8b_rm", *overrides), ONE, counts)["activations"]
@@ -269,7 +269,7 @@ def test_pairs_are_as_long_as_the_recipe_or_the_model_says() -> None:
     assert needed(512) / needed(512, "scpo.gradient_checkpointing=true") == pytest.approx(32 * 17 / (32 + 17))
 
 
-def test_a_global_rm_that_is_made_first_takes_what_its_own_batch_does() -> None:
+def test_pooled_global_rm_activations_follow_its_batch_size() -> None:
     made = ["model=quickstart_rm", "global_rm=pooled", "scpo.batch_size=16", "scpo.per_device_train_batch_size=16"]
     counts = count(steered(*made))
     small, large = (
@@ -281,7 +281,7 @@ def test_a_global_rm_that_is_made_first_takes_what_its_own_batch_does() -> None:
 
 @pytest.mark.parametrize("length", [256, 512])
 @pytest.mark.parametrize("kind", ["deberta", "bert"])
-def test_activations_are_about_what_a_backward_pass_keeps(tmp_path: Path, kind: str, length: int) -> None:
+def test_activations_approximate_saved_tensors(tmp_path: Path, kind: str, length: int) -> None:
     if kind == "deberta":
         path = a_deberta(tmp_path, **SMALL_RM, **NO_DROPOUT, intermediate_size=768)
     else:

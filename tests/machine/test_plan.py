@@ -1,4 +1,4 @@
-"""The simulator of the plan past one node: it reproduces what was measured, and what can be said without it."""
+"""The simulator of multi-node plans: it reproduces measured steps and closed-form cases."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ COSTS = Costs(decode=0.01, decode_row=0.001, update_token=0.002, sync=0.5, evalu
 BATCH = Batch(rows=10, longest=100)  # sampled in 100 passes of 0.02 s, learned from in 2 s
 
 
-def test_measured_steps_of_two_processes_are_reproduced_within_15_percent() -> None:
+def test_measured_steps_are_reproduced_within_15_percent() -> None:
     found = plan.check()
     assert len(found) == 3
     for name, measured, played in found:
         assert played == pytest.approx(measured, rel=0.15), name
 
 
-def test_without_sampling_ahead_a_step_is_the_sum_of_its_parts_and_with_it_the_longer_one_and_the_sync() -> None:
+def test_sampling_ahead_overlaps_sampling_and_update() -> None:
     assert simulate(COSTS, BATCH, 0).step == pytest.approx(2 + 2 + 0.5)
     assert simulate(COSTS, BATCH, 1, steps=4000).step == pytest.approx(2 + 0.5, rel=1e-3)
     long_update = simulate(replace(COSTS, update_token=0.006), BATCH, 1, steps=4000)
@@ -28,19 +28,19 @@ def test_without_sampling_ahead_a_step_is_the_sum_of_its_parts_and_with_it_the_l
     assert long_update.sampler_idle == pytest.approx(4.5 / 6.5, rel=1e-2)
 
 
-def test_several_batches_ahead_send_weights_as_often_as_there_are_windows() -> None:
+def test_weight_sync_happens_once_per_window_of_batches() -> None:
     steps = [simulate(replace(COSTS, decode=0.0, decode_row=0.0), BATCH, ahead, steps=4000).step for ahead in (1, 4)]
     assert steps == pytest.approx([2 + 0.5, 2 + 0.5 / 4], rel=1e-3)
 
 
-def test_completions_wait_for_a_slot_and_the_slowest_engine_counts() -> None:
+def test_sampling_time_accounts_for_slots_and_the_slowest_engine() -> None:
     assert plan.sampling_seconds(COSTS, replace(BATCH, slots=5), [100] * 10) == pytest.approx(2 * 100 * 0.015)
     assert plan.sampling_seconds(COSTS, replace(BATCH, engines=2), [100, 50] * 5) == pytest.approx(100 * 0.015)
     # The longest begins at once; each of the others takes the place of one that ended.
     assert plan.sampling_seconds(COSTS, replace(BATCH, slots=2), [10, 10, 20]) == pytest.approx(20 * 0.012)
 
 
-def test_more_nodes_need_as_many_tokens_for_each_trainer_and_less_memory() -> None:
+def test_more_nodes_need_the_same_tokens_and_less_memory() -> None:
     small, large = (plan._divided(plan.MODELS[0], n, 2, 16) for n in (6, 60))
     assert small is not None
     assert large is not None

@@ -1,4 +1,4 @@
-"""README.md and the guides in the folders, taken apart: commands, Python, and what else stands in code."""
+"""README.md and the guides of the folders, parsed into commands, Python and other code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody who types what the README says, in a folder where the files, runs and models that it names lie."""
+"""A reader who types the README's commands in a folder with the files, runs and models that they mention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reader:
 
     def words(self, command: Command, *, optional: bool = False) -> list[str]:
         """What to type, with all that it names in its place."""
-        for name, put in _THINGS.items():
+        for name, put in _PLACEHOLDERS.items():
             if re.search(rf"(?<![\w/])(?<!out=){re.escape(name)}(?!\w)", command.text):
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 put(self, self.folder / name, command.text)
@@ -93,7 +93,7 @@ def _edits(_: Reader, path: Path, __: str) -> None:
 
 
 _FILE = "file.jsonl"
-_THINGS: dict[str, Callable[[Reader, Path, str], object]] = {
+_PLACEHOLDERS: dict[str, Callable[[Reader, Path, str], object]] = {
     "recipes": lambda _, path, __: path.symlink_to(ROOT / "recipes"),
     "launch": lambda _, path, __: path.symlink_to(ROOT / "launch"),
     "RECIPE": lambda _, path, __: path.symlink_to(ROOT / "recipes" / "quickstart.yaml"),

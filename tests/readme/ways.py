@@ -1,4 +1,4 @@
-"""How each kind of command in the README is run: all that this machine can of it, on small inputs."""
+"""How each kind of README command is run here: as much of it as this machine can, on small inputs."""
 
 from __future__ import annotations
 

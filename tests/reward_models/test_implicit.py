@@ -1,4 +1,4 @@
-"""Implicit rewards: naive single forwards, the response's tokens and no others, and models that do not go together."""
+"""Implicit rewards: equal to single forward passes, only over response tokens, with compatible models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def log_probs(path: str, item: Item, response: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("with_reference", "per_token"), [(True, False), (True, True), (False, False), (False, True)])
-def test_scores_are_those_of_single_forwards(paths: tuple[str, str], with_reference: bool, per_token: bool) -> None:
+def test_scores_match_single_forward_passes(paths: tuple[str, str], with_reference: bool, per_token: bool) -> None:
     path, reference = paths
     items = ITEMS[:3]
     rm = ImplicitRM.load(path, reference if with_reference else None, beta=0.1, per_token=per_token, batch_size=4)
@@ -62,18 +62,18 @@ def test_scores_and_verdicts_do_not_depend_on_batch_size_or_order(paths: tuple[s
             assert max(scores) == scores[expected[item.id].index(max(expected[item.id]))]
 
 
-def test_a_policy_is_worth_nothing_beside_itself(paths: tuple[str, str]) -> None:
+def test_score_is_zero_if_policy_equals_reference(paths: tuple[str, str]) -> None:
     assert all(score == 0 for scores in ImplicitRM.load(paths[0], paths[0]).score(ITEMS[:2]) for score in scores)
 
 
-def test_beta_scales_scores_and_margins_and_leaves_verdicts_alone(paths: tuple[str, str]) -> None:
+def test_beta_scales_scores(paths: tuple[str, str]) -> None:
     small, large = (ImplicitRM.load(*paths, beta=beta) for beta in (0.1, 1.0))
     (first,), (second,) = small.score(ITEMS[:1]), large.score(ITEMS[:1])
     assert second == pytest.approx([10 * score for score in first])
     assert small.identity != large.identity
 
 
-def test_only_the_tokens_of_the_response_count_its_end_included(paths: tuple[str, str]) -> None:
+def test_only_response_tokens_and_the_end_token_count(paths: tuple[str, str]) -> None:
     rm, item = ImplicitRM.load(*paths), an_item(2)
     for request, row in zip(rm.requests(item), rm.rows(rm.requests(item)), strict=True):
         counted = [token for token in row["labels"] if token != IGNORED]
@@ -81,7 +81,7 @@ def test_only_the_tokens_of_the_response_count_its_end_included(paths: tuple[str
         assert row["labels"][-len(counted) :] == row["input_ids"][-len(counted) :] == counted
 
 
-def test_a_token_that_joins_prompt_and_response_is_the_responses(tmp_path: Path) -> None:
+def test_token_spanning_prompt_and_response_counts_as_response(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}{{ m.role + ':\n' + m.content }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant:\n' }}{% endif %}"
@@ -94,19 +94,19 @@ def test_a_token_that_joins_prompt_and_response_is_the_responses(tmp_path: Path)
 
 
 @pytest.mark.parametrize("prompt", ["{{ 'Assistant:' }}", "{{ '' }}"])
-def test_a_template_that_hides_where_the_response_begins_is_an_error(tmp_path: Path, prompt: str) -> None:
+def test_template_that_hides_the_response_start_is_rejected(tmp_path: Path, prompt: str) -> None:
     template = "{% if add_generation_prompt %}" + prompt + "{% else %}{{ messages[-1].content }}{% endif %}"
     rm = ImplicitRM.load(write(tmp_path, template=template), None)
     with pytest.raises(ModelError, match=r"item 'item-0': the chat template .* template_kwargs"):
         rm.score([an_item(0)])
 
 
-def test_models_that_read_other_tokens_do_not_go_together(tmp_path: Path, paths: tuple[str, str]) -> None:
+def test_models_with_different_tokens_are_rejected(tmp_path: Path, paths: tuple[str, str]) -> None:
     with pytest.raises(ModelError, match=r"have other tokens \('sawatdee'\)"):
         ImplicitRM.load(write(tmp_path / "other", "sawatdee"), paths[1])
 
 
-def test_a_padding_token_that_only_one_of_two_models_has_may_differ(tmp_path: Path) -> None:
+def test_padding_tokens_of_policy_and_reference_may_differ(tmp_path: Path) -> None:
     theirs = write(tmp_path / "plain", seed=1, pad=None)
     mine = write(tmp_path / "padded", pad="<|new pad|>")
     assert len(ImplicitRM.load(mine, theirs).score(ITEMS[:1])) == 1
@@ -114,7 +114,7 @@ def test_a_padding_token_that_only_one_of_two_models_has_may_differ(tmp_path: Pa
     assert ImplicitRM.load(mine, theirs).score(ITEMS[:1]) == ImplicitRM.load(theirs, mine, beta=-0.1).score(ITEMS[:1])
 
 
-def test_a_response_cannot_hide_its_beginning_as_a_thought(tmp_path: Path) -> None:
+def test_response_text_before_a_think_tag_is_not_hidden(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -126,12 +126,12 @@ def test_a_response_cannot_hide_its_beginning_as_a_thought(tmp_path: Path) -> No
     assert hidden != plain
 
 
-def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+def test_model_without_a_chat_template_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no chat template"):
         ImplicitRM.load(write(tmp_path, template=None), None)
 
 
-def test_the_shorter_of_the_two_models_limits_the_length(tmp_path: Path, paths: tuple[str, str]) -> None:
+def test_max_length_is_the_shorter_of_both_models(tmp_path: Path, paths: tuple[str, str]) -> None:
     short = write_language_model(tmp_path, seed=1, max_position_embeddings=64)
     assert ImplicitRM.load(paths[0], short).max_length == 64
     assert ImplicitRM.load(paths[0], None).max_length == 4096

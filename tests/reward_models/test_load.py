@@ -1,4 +1,4 @@
-"""What a section says reaches its reward model, and what the library does by itself is what conf/ says."""
+"""Loading reward models: settings reach the model, library defaults match conf/, and no model code is run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SWITCH = (
         (ImplicitRM.load, "implicit"),
     ],
 )
-def test_defaults_of_the_library_and_of_conf_are_the_same(load: Callable[..., Any], kind: str) -> None:
+def test_library_defaults_match_conf(load: Callable[..., Any], kind: str) -> None:
     conf = yaml.safe_load((ROOT / "conf" / "rm" / f"{kind}.yaml").read_text())
     sources = (getattr(load, "__self__", load), load)  # a class's fields, and what its `load` takes beside them
     own = {name: given.default for each in sources for name, given in inspect.signature(each).parameters.items()}
@@ -62,7 +62,7 @@ def test_defaults_of_the_library_and_of_conf_are_the_same(load: Callable[..., An
 
 
 @pytest.mark.parametrize("kind", ["judge", "classifier", "implicit"])
-def test_a_thinking_switch_reaches_the_chat_template(kind: str, tmp_path: Path) -> None:
+def test_chat_template_kwargs_reach_the_chat_template(kind: str, tmp_path: Path) -> None:
     tokenizer = a_tokenizer()
     tokenizer.chat_template = SWITCH
     model = Qwen3ForSequenceClassification if kind == "classifier" else Qwen3ForCausalLM
@@ -80,7 +80,7 @@ def test_a_thinking_switch_reaches_the_chat_template(kind: str, tmp_path: Path) 
     assert "quietly" in text("rms.mine.chat_template_kwargs={enable_thinking: false}")
 
 
-def test_a_server_whose_tokenizer_is_unknown_gets_no_turn_from_a_response() -> None:
+def test_unknown_server_tokenizer_neutralises_all_chat_tokens() -> None:
     words = ["rms.mine=server", "rms.mine.url=http://127.0.0.1:9/v1", "rms.mine.model=x", "rms.mine.key_variable=null"]
     config = load_config(ROOT / "recipes" / "carb.yaml", words)
     assert isinstance(config, EvaluationConfig)
@@ -92,7 +92,7 @@ def test_a_server_whose_tokenizer_is_unknown_gets_no_turn_from_a_response() -> N
     assert not [token for token in CHAT_TOKENS if token in text]
 
 
-def asked(*words: str) -> str:
+def rendered_prompt(*words: str) -> str:
     """What a reward model of a recipe is shown of an item, in English and of Japan."""
     config = load_config(ROOT / "recipes" / "carb.yaml", words)
     assert isinstance(config, EvaluationConfig)
@@ -101,14 +101,14 @@ def asked(*words: str) -> str:
     return "\n".join(message["content"] for message in rm.conversation(request))
 
 
-def test_a_judge_is_asked_as_it_was_trained_unless_its_section_says_otherwise(tmp_path: Path) -> None:
+def test_judge_prompt_uses_saved_settings_unless_overridden(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", Qwen3ForCausalLM, 0, a_tokenizer())
     words = ["rms.mine=judge", f"rms.mine.path={path}"]
-    by_default = asked(*words)
+    by_default = rendered_prompt(*words)
     JudgeSettings(culture="hidden", rubric_language="en").save(Path(path))
-    as_trained = asked(*words)
-    stated = asked(*words, "rms.mine.culture=stated")
-    own_language = asked(*words, "rms.mine.rubric_language=item")
+    as_trained = rendered_prompt(*words)
+    stated = rendered_prompt(*words, "rms.mine.culture=stated")
+    own_language = rendered_prompt(*words, "rms.mine.rubric_language=item")
     assert "Japan" not in as_trained.partition("Here is a complete example")[0]
     assert ["履いたまま" in text for text in (by_default, as_trained, stated, own_language)] == [
         True,
@@ -120,8 +120,8 @@ def test_a_judge_is_asked_as_it_was_trained_unless_its_section_says_otherwise(tm
     written = render_presented(hidden, hidden.responses, culture="hidden", rubric_language="en")
     assert as_trained.partition("<response")[0] == "\n".join(m["content"] for m in written).partition("<response")[0]
     server = ["rms.mine=server", "rms.mine.url=http://127.0.0.1:9/v1", "rms.mine.model=x", "rms.mine.key_variable=null"]
-    assert asked(*server) == by_default
-    assert asked(*server, "rms.mine.culture=hidden", "rms.mine.rubric_language=en") == as_trained
+    assert rendered_prompt(*server) == by_default
+    assert rendered_prompt(*server, "rms.mine.culture=hidden", "rms.mine.rubric_language=en") == as_trained
 
 
 def language_model(folder: Path) -> str:
@@ -157,7 +157,7 @@ FOLDERS: dict[
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_no_file_of_a_model_runs_code(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisoned_model_files_run_no_code(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write, load, pickles = FOLDERS[kind]
     model, poisoned, marker, opened = tmp_path / "model", tmp_path / "poisoned", tmp_path / "marker", set[str]()
     write(model)
@@ -182,9 +182,7 @@ def test_no_file_of_a_model_runs_code(tmp_path: Path, kind: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
-def test_code_that_comes_with_a_model_is_not_run_nor_asked_about(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
+def test_custom_model_code_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     write_model(model := tmp_path / "model", Qwen3ForCausalLM, 0, a_tokenizer())
     marker = tmp_path / "marker"
     (model / "own.py").write_text(f"open({str(marker)!r}, 'w')\nclass Own: ...\n")

@@ -1,4 +1,4 @@
-"""How an item is put to a judge, and how judgements are combined, by hand and by judges whose answer is known."""
+"""Judging protocols: the requests of an item and how judgements are combined, with judges of known answers."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def rating(value: float | None) -> Judgement:
     return Judgement(verdict=None, rubric=None, analysis=None, issues=issues, completion="x", rating=value)
 
 
-def put(to: JudgingProtocol, item: Item, judge: Judge, seed: int = 3) -> list[ScoredItem]:
+def run_protocol(to: JudgingProtocol, item: Item, judge: Judge, seed: int = 3) -> list[ScoredItem]:
     requests = to.requests(item, seed)
     return to.predictions(requests, [judge(request) for request in requests], seed)
 
 
 def credit(to: JudgingProtocol, item: Item, judge: Judge, seed: int = 3) -> Fraction:
-    predictions = put(to, item, judge, seed)
+    predictions = run_protocol(to, item, judge, seed)
     return sum((Fraction(p.credit).limit_denominator(1000) for p in predictions), Fraction()) / len(predictions)
 
 
-def taste(salt: str) -> Judge:
+def prefers_by_text(salt: str) -> Judge:
     """Prefers responses by their texts alone: deterministic, and without ties."""
 
     def worth(text: str) -> str:
@@ -62,12 +62,12 @@ def taste(salt: str) -> Judge:
     return lambda request: verdict(max(range(len(request.order)), key=lambda i: worth(request.responses[i])))
 
 
-def slot_and_taste(salt: str) -> Judge:
+def prefers_by_order_and_text(salt: str) -> Judge:
     """Depends on the order as well: verdicts of the two orders of a pair may differ."""
     return lambda request: verdict(hashlib.sha256((salt + "|".join(request.responses)).encode()).digest()[0] % 2)
 
 
-def says(place: int | None) -> Judge:
+def always_chooses(place: int | None) -> Judge:
     return lambda request: verdict(place)
 
 
@@ -79,7 +79,7 @@ def prefers(*texts: str) -> Judge:
 # --- requests ---
 
 
-def test_listwise_begins_with_the_order_of_shuffle_responses_and_rotates_it() -> None:
+def test_listwise_orders_are_rotations_of_the_shuffled_order() -> None:
     item = an_item()
     requests = protocol("listwise", 4).requests(item, seed=3)
     assert requests[0].responses == shuffle_responses(item, 3).responses
@@ -97,7 +97,7 @@ def test_listwise_begins_with_the_order_of_shuffle_responses_and_rotates_it() ->
         ("pointwise", [[0], [1], [2], [3]]),
     ],
 )
-def test_other_kinds_ask_about_two_responses_or_one(kind: ProtocolKind, asked: list[list[int]]) -> None:
+def test_pairwise_round_robin_and_pointwise_requests(kind: ProtocolKind, asked: list[list[int]]) -> None:
     orders = [request.order for request in protocol(kind).requests(an_item(best=2), 3)]
     assert sorted(map(sorted, orders)) == asked
     if kind != "pointwise":
@@ -105,7 +105,7 @@ def test_other_kinds_ask_about_two_responses_or_one(kind: ProtocolKind, asked: l
         assert both == [order for pair in orders for order in (pair, pair[::-1])]
 
 
-def test_a_pair_is_shown_in_the_order_of_shuffle_responses() -> None:
+def test_pair_is_shown_in_the_shuffled_order() -> None:
     for number in range(20):
         item = an_item(number, size=2)
         (request,) = protocol("pairwise").requests(item, 3)
@@ -115,7 +115,7 @@ def test_a_pair_is_shown_in_the_order_of_shuffle_responses() -> None:
 @given(
     st.permutations(range(4)), st.integers(0, 3), st.sampled_from(["listwise", "pairwise", "round_robin", "pointwise"])
 )
-def test_how_an_item_is_stored_changes_nothing(stored: list[int], best: int, kind: ProtocolKind) -> None:
+def test_requests_do_not_depend_on_stored_order(stored: list[int], best: int, kind: ProtocolKind) -> None:
     item = an_item(best=best)
     other = replace(item, responses=tuple(item.responses[i] for i in stored), best=stored.index(best))
     asked = [[request.responses for request in protocol(kind).requests(one, 3)] for one in (item, other)]
@@ -123,12 +123,12 @@ def test_how_an_item_is_stored_changes_nothing(stored: list[int], best: int, kin
 
 
 @pytest.mark.parametrize(("kind", "orders"), [("listwise", 0), ("listwise", 9), ("pairwise", 3), ("pointwise", 2)])
-def test_orders_that_a_kind_does_not_have(kind: ProtocolKind, orders: int) -> None:
+def test_invalid_number_of_orders_is_rejected(kind: ProtocolKind, orders: int) -> None:
     with pytest.raises(ConfigError, match=f"got {orders} orders of a {kind} protocol, expected 1 to"):
         protocol(kind, orders)
 
 
-def test_judgements_must_be_those_of_the_requests() -> None:
+def test_missing_judgements_raise() -> None:
     for kind in ("listwise", "pairwise"):
         to = protocol(kind, 2)
         with pytest.raises(ValueError, match="is shorter"):
@@ -139,18 +139,16 @@ def test_judgements_must_be_those_of_the_requests() -> None:
 
 
 @given(st.integers(2, 8), st.integers(0, 7), st.integers(0, 9), st.sampled_from(CONVENTIONS))
-def test_a_judge_that_always_says_a_scores_exactly_one_in_n(
-    n: int, best: int, seed: int, convention: Convention
-) -> None:
+def test_judge_that_always_chooses_a_scores_chance(n: int, best: int, seed: int, convention: Convention) -> None:
     item = an_item(size=n, best=best % n)
-    assert credit(protocol("listwise", 8, convention), item, says(0), seed) == Fraction(1, n)
-    assert credit(protocol("round_robin", 2, convention), item, says(0), seed) == Fraction(1, n)
-    assert credit(protocol("pairwise", 2, convention), item, says(0), seed) == Fraction(1, n)
+    assert credit(protocol("listwise", 8, convention), item, always_chooses(0), seed) == Fraction(1, n)
+    assert credit(protocol("round_robin", 2, convention), item, always_chooses(0), seed) == Fraction(1, n)
+    assert credit(protocol("pairwise", 2, convention), item, always_chooses(0), seed) == Fraction(1, n)
 
 
-def test_listwise_has_a_prediction_for_each_order() -> None:
+def test_listwise_gives_one_prediction_per_order() -> None:
     item = an_item(best=1)
-    predictions = put(protocol("listwise", 4), item, prefers(item.responses[1]))
+    predictions = run_protocol(protocol("listwise", 4), item, prefers(item.responses[1]))
     assert [p.correct for p in predictions] == [True] * 4
     assert sorted(p.presented.best for p in predictions) == [0, 1, 2, 3]
     assert all(p.presented.responses[p.presented.best] == item.responses[1] and p.scores is None for p in predictions)
@@ -163,10 +161,13 @@ def test_listwise_has_a_prediction_for_each_order() -> None:
         ("round_robin", 2, ((0.0, 0.0), (0.5, 0.5)), (0.0, 0.5)),  # won by neither, or by both by half
     ],
 )
-def test_without_a_verdict_the_response_is_wrong_or_guessed(
+def test_missing_verdict_counts_as_wrong_or_as_a_guess(
     kind: ProtocolKind, size: int, scores: Any, worth: tuple[float, float]
 ) -> None:
-    made = [put(protocol(kind, convention=convention), an_item(size=size), says(None)) for convention in CONVENTIONS]
+    made = [
+        run_protocol(protocol(kind, convention=convention), an_item(size=size), always_chooses(None))
+        for convention in CONVENTIONS
+    ]
     assert [(one.scores, one.credit, one.parse_failure) for (one,) in made] == [
         (expected, credit, True) for expected, credit in zip(scores, worth, strict=True)
     ]
@@ -181,34 +182,34 @@ def swapped(item: Item) -> Item:
 
 @given(st.text(max_size=4), st.integers(1, 2), st.booleans(), st.integers(0, 5))
 @settings(deadline=None)
-def test_swapping_chosen_and_rejected_turns_a_into_one_minus_a(salt: str, orders: int, slots: bool, seed: int) -> None:
+def test_swapping_best_and_rejected_inverts_accuracy(salt: str, orders: int, slots: bool, seed: int) -> None:
     items = [an_item(i, size=2, best=i % 2) for i in range(15)]
-    judge = slot_and_taste(salt) if slots else taste(salt)
+    judge = prefers_by_order_and_text(salt) if slots else prefers_by_text(salt)
     for kind in ("pairwise", "round_robin"):
         rm = protocol(kind, orders)
         accuracy = sum(credit(rm, item, judge, seed) for item in items) / len(items)
         assert sum(credit(rm, swapped(item), judge, seed) for item in items) / len(items) == 1 - accuracy
 
 
-def test_the_best_has_to_beat_all_others() -> None:
+def test_pairwise_best_response_must_beat_all_others() -> None:
     item = an_item(best=0)
     best, *others = item.responses
-    (won,) = put(protocol("pairwise", 2), item, prefers(best))
+    (won,) = run_protocol(protocol("pairwise", 2), item, prefers(best))
     assert (won.credit, won.correct, won.judgement.issues) == (1.0, True, ())
     assert won.scores is not None
     assert sorted(won.scores) == [0, 0, 0, 0.5]
-    (lost,) = put(protocol("pairwise", 2), item, prefers(others[1], best))
+    (lost,) = run_protocol(protocol("pairwise", 2), item, prefers(others[1], best))
     assert (lost.credit, lost.correct, lost.parse_failure) == (0.0, False, False)
     assert lost.presented.responses[lost.judgement.verdict or 0] == others[1]
 
 
-def test_orders_that_disagree_are_a_tie() -> None:
+def test_disagreeing_orders_are_a_tie() -> None:
     item = an_item(size=2)
-    (prediction,) = put(protocol("pairwise", 2), item, says(0))
+    (prediction,) = run_protocol(protocol("pairwise", 2), item, always_chooses(0))
     assert (prediction.scores, prediction.credit, prediction.parse_failure) == ((0.5, 0.5), 0.5, False)
 
 
-def test_a_comparison_that_cannot_be_parsed_is_lost_or_half_lost() -> None:
+def test_pairwise_parse_failure_loses_or_halves_the_credit() -> None:
     item = an_item(best=0)
 
     def judge(request: Request, failing: tuple[tuple[int, int], ...]) -> Judgement:
@@ -219,7 +220,7 @@ def test_a_comparison_that_cannot_be_parsed_is_lost_or_half_lost() -> None:
         (1, "rewardbench2", 0.5, ((0, 2), (2, 0))),
         (2, "strict", 0.5, ((0, 2),)),  # won one order against that response, lost the other
     ):
-        (prediction,) = put(protocol("pairwise", orders, convention), item, partial(judge, failing=failing))
+        (prediction,) = run_protocol(protocol("pairwise", orders, convention), item, partial(judge, failing=failing))
         assert (prediction.credit, prediction.parse_failure) == (credit, True)
         assert prediction.judgement.issues == ("verdict_label",)
 
@@ -229,10 +230,10 @@ def test_a_comparison_that_cannot_be_parsed_is_lost_or_half_lost() -> None:
 
 @given(st.text(max_size=4), st.integers(2, 6), st.integers(1, 2))
 @settings(deadline=None)
-def test_round_robin_of_a_judge_with_a_ranking_is_that_ranking(salt: str, n: int, orders: int) -> None:
+def test_round_robin_reproduces_a_consistent_ranking(salt: str, n: int, orders: int) -> None:
     item = an_item(size=n)
-    (prediction,) = put(protocol("round_robin", orders), item, taste(salt))
-    (listwise,) = put(protocol("listwise"), item, taste(salt))
+    (prediction,) = run_protocol(protocol("round_robin", orders), item, prefers_by_text(salt))
+    (listwise,) = run_protocol(protocol("listwise"), item, prefers_by_text(salt))
     assert prediction.scores is not None
     assert sorted(prediction.scores) == pytest.approx([i / (n - 1) for i in range(n)])
     assert prediction.judgement.verdict == listwise.judgement.verdict
@@ -241,13 +242,13 @@ def test_round_robin_of_a_judge_with_a_ranking_is_that_ranking(salt: str, n: int
 
 @pytest.mark.parametrize("orders", [1, 2])
 @pytest.mark.parametrize(("convention", "credit"), [("strict", 0.0), ("rewardbench2", 1.0)])
-def test_a_round_robin_with_a_single_parsed_comparison_is_a_parse_failure(
+def test_round_robin_with_one_parsed_comparison_is_a_parse_failure(
     orders: int, convention: Convention, credit: float
 ) -> None:
     def judge(request: Request) -> Judgement:
         return prefers("answer 0 to 0")(request) if set(request.order) == {0, 1} else verdict(None)
 
-    (prediction,) = put(protocol("round_robin", orders, convention), an_item(), judge)
+    (prediction,) = run_protocol(protocol("round_robin", orders, convention), an_item(), judge)
     assert (prediction.credit, prediction.parse_failure) == (credit, True)
     assert prediction.judgement.issues == ("verdict_label",)
 
@@ -271,11 +272,11 @@ def rates(*ratings: float | None) -> Judge:
         ((None, None, None, None), 0, 1 / 4),
     ],
 )
-def test_ratings(ratings: tuple[float | None, ...], strict: float, theirs: float) -> None:
+def test_pointwise_credit_of_ratings(ratings: tuple[float | None, ...], strict: float, theirs: float) -> None:
     parsed, item = None not in ratings, an_item()
-    (ours,) = put(protocol("pointwise"), item, rates(*ratings))
+    (ours,) = run_protocol(protocol("pointwise"), item, rates(*ratings))
     assert (ours.credit, ours.parse_failure, ours.scores is None) == (strict, not parsed, not parsed)
-    (other,) = put(protocol("pointwise", convention="rewardbench2"), item, rates(*ratings))
+    (other,) = run_protocol(protocol("pointwise", convention="rewardbench2"), item, rates(*ratings))
     assert (other.credit, other.parse_failure) == (theirs, not parsed)
     rated = dict(zip(item.responses, ratings, strict=True))
     assert other.scores == tuple(-1 if rated[text] is None else rated[text] for text in other.presented.responses)
@@ -284,24 +285,22 @@ def test_ratings(ratings: tuple[float | None, ...], strict: float, theirs: float
 # --- what is kept ---
 
 
-def test_the_text_says_what_was_asked_and_read() -> None:
+def test_combined_completion_lists_every_request_and_result() -> None:
     item = an_item(size=2)
-    (prediction,) = put(
+    (prediction,) = run_protocol(
         protocol("pairwise", 2), item, lambda r: verdict(0, "kinder") if r.order == (0, 1) else verdict(None, "hm")
     )
     blocks = prediction.judgement.completion.split("\n\n")
     a, b = (prediction.presented.responses.index(text) for text in item.responses)
     chose = f"[{'AB'[a]} or {'AB'[b]}: chose {'AB'[a]}]\nkinder"
     assert sorted(blocks) == sorted([chose, f"[{'AB'[b]} or {'AB'[a]}: parse failure: verdict_label]\nhm"])
-    (rated,) = put(protocol("pointwise"), item, rates(8, 2))
+    (rated,) = run_protocol(protocol("pointwise"), item, rates(8, 2))
     assert "rated 8]\nx" in rated.judgement.completion
 
 
 @given(st.data(), st.sampled_from(["listwise", "pairwise", "round_robin", "pointwise"]), st.sampled_from(CONVENTIONS))
 @settings(deadline=None)
-def test_any_judgements_come_to_predictions_that_hold_together(
-    data: Any, kind: ProtocolKind, convention: Convention
-) -> None:
+def test_any_judgements_give_consistent_predictions(data: Any, kind: ProtocolKind, convention: Convention) -> None:
     item = an_item(size=data.draw(st.integers(2, 5)), best=1)
     to = protocol(kind, data.draw(st.integers(1, 1 if kind == "pointwise" else 2)), convention)
 
@@ -310,7 +309,7 @@ def test_any_judgements_come_to_predictions_that_hold_together(
             return rating(data.draw(st.none() | st.integers(1, 10).map(float)))
         return verdict(data.draw(st.none() | st.integers(0, len(request.order) - 1)))
 
-    predictions = put(to, item, judge)
+    predictions = run_protocol(to, item, judge)
     assert len(predictions) == (to.orders if kind == "listwise" else 1)
     for prediction in predictions:
         assert 0 <= prediction.credit <= 1
@@ -324,7 +323,7 @@ def test_any_judgements_come_to_predictions_that_hold_together(
 
 
 @pytest.mark.parametrize("kind", ["listwise", "pairwise", "round_robin"])
-def test_verdict_only_has_the_credit_that_strict_verdicts_would_have(kind: ProtocolKind) -> None:
+def test_verdict_only_credit_equals_that_of_strict_verdicts(kind: ProtocolKind) -> None:
     item = an_item(best=2)
 
     def right(request: Request) -> Judgement:
@@ -333,8 +332,8 @@ def test_verdict_only_has_the_credit_that_strict_verdicts_would_have(kind: Proto
     def sloppy(request: Request) -> Judgement:
         return replace(right(request), verdict=None, verdict_only=right(request).verdict, issues=("order",))
 
-    (strict,), (tagged,) = (put(protocol(kind), item, judge) for judge in (right, sloppy))
+    (strict,), (tagged,) = (run_protocol(protocol(kind), item, judge) for judge in (right, sloppy))
     assert (strict.credit, strict.verdict_only_credit) == (1.0, 1.0)
     assert (tagged.credit, tagged.verdict_only_credit, tagged.parse_failure) == (0.0, 1.0, True)
-    (none,) = put(protocol(kind), item, lambda _: verdict(None))
+    (none,) = run_protocol(protocol(kind), item, lambda _: verdict(None))
     assert none.verdict_only_credit == 0.0

@@ -1,4 +1,4 @@
-"""Heads of published reward models: scores are those of their definitions, computed here row by row in plain torch."""
+"""Heads of published reward models: scores match their definitions, computed row by row in plain torch."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ FAMILIES: dict[str, Callable[[Path], tuple[Path, Definition]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_are_those_of_the_head_s_definition(family: str, tmp_path: Path, tal: Tal) -> None:
+def test_scores_match_the_definition_of_the_head(family: str, tmp_path: Path, tal: Tal) -> None:
     path, score = FAMILIES[family](tmp_path / "model")
     rm = ScalarRM.load(str(path), batch_size=5)
     tokenizer = a_tokenizer("gemma2" if family == "QRM-Gemma2" else "llama")
@@ -198,7 +198,7 @@ def test_scores_are_those_of_the_head_s_definition(family: str, tmp_path: Path, 
     assert (rm.unshared_reason is None) == (family in ("INF-ORM", "InternLM2"))
 
 
-def test_a_model_of_the_hub_needs_the_commit_and_other_weights_are_refused(tmp_path: Path) -> None:
+def test_published_model_needs_a_commit_and_exact_safetensors(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"revision is 'main', expected the commit .* 40 hexadecimal digits"):
         load_published("infly/INF-ORM-Llama3.1-70B", "main", "auto")
     path, _ = inf_orm(tmp_path / "model")
@@ -217,14 +217,14 @@ def test_a_model_of_the_hub_needs_the_commit_and_other_weights_are_refused(tmp_p
         load_published(str(path), None, "auto")
 
 
-def test_a_conversation_without_the_end_of_a_prompt_has_no_gate(tmp_path: Path) -> None:
+def test_gated_head_needs_the_end_of_the_prompt(tmp_path: Path) -> None:
     path, _ = FAMILIES["ArmoRM"](tmp_path / "model")
     (path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ ' ' }}{% endfor %}")
     with pytest.raises(ModelError, match=r"the end of the prompt .* is nowhere"):
         ScalarRM.load(str(path)).score(ITEMS[:1])
 
 
-def test_other_classifiers_are_left_to_transformers() -> None:
+def test_architecture_is_none_for_other_classifiers() -> None:
     names = ("LlamaForSequenceClassification", "Qwen3ForSequenceClassification", "LlamaForRewardModel")
     assert [architecture({"architectures": [name]}) for name in names] == [None, None, None]
     assert architecture({}) is None

@@ -1,4 +1,4 @@
-"""Predictions: what they are worth, and their flat row."""
+"""Predictions of reward models: credit, margin and flat row, and items that are too long."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def scored(verdict: int | None, *issues: str, presented: Item = ITEM, **changes:
     return ScoredItem(item=ITEM, presented=presented, judgement=judgement, **changes)
 
 
-def test_a_prediction_is_right_where_the_verdict_is_the_best_response_as_presented() -> None:
+def test_prediction_is_correct_if_the_verdict_is_the_best_as_presented() -> None:
     assert [scored(verdict, presented=TURNED).correct for verdict in (0, 1, 2, None)] == [False, False, True, False]
 
 
-def test_a_row_is_in_the_items_own_order_and_of_a_parse_failure_has_no_verdict() -> None:
+def test_row_is_in_item_order_and_verdict_is_none_on_parse_failure() -> None:
     row = row_of(scored(0, presented=TURNED))
     assert [row["responses"][i] for i in row["order"]] == ["With a nod.", "With a bow.", "With a wai."]
     assert (row["responses"][row["verdict"]], row["label"], row["correct"]) == ("With a nod.", "A", False)
@@ -55,7 +55,7 @@ def test_a_row_is_in_the_items_own_order_and_of_a_parse_failure_has_no_verdict()
     assert (failed["verdict"], failed["correct"], failed["issues"]) == (None, False, ["finished"])
 
 
-class Short:
+class ShortContextModel:
     """Takes items with an even number; with `late` it answers them before it says that the others are too long."""
 
     def __init__(self, late: bool) -> None:
@@ -76,8 +76,8 @@ class Short:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_fits_is_asked_once_and_what_is_too_long_counts_as_asked(late: bool) -> None:
-    items, rm = [make_item(id=str(i), best=1) for i in range(5)], Short(late)
+def test_too_long_items_are_skipped_and_settled_as_configured(late: bool) -> None:
+    items, rm = [make_item(id=str(i), best=1) for i in range(5)], ShortContextModel(late)
     answers: dict[int, Answer] = {}
     query_fitting(rm, [Request(item, (0,)) for item in items], answers.__setitem__)  # type: ignore[arg-type]
     too_long = {"too_long": "too much"}
@@ -96,7 +96,7 @@ def test_what_fits_is_asked_once_and_what_is_too_long_counts_as_asked(late: bool
         list(apply_too_long(every[1:2], "wrong"))
 
 
-def test_a_tie_of_k_for_the_most_is_worth_one_in_k_and_has_no_favourite() -> None:
+def test_tie_of_k_has_credit_1_over_k_and_no_favourite() -> None:
     assert tie_credit([1.0, 3.0, 2.0], best=1) == 1
     assert tie_credit([1.0, 3.0, 2.0], best=2) == 0
     assert tie_credit([3.0, 3.0, 2.0, 3.0], best=0) == pytest.approx(1 / 3)
@@ -104,7 +104,7 @@ def test_a_tie_of_k_for_the_most_is_worth_one_in_k_and_has_no_favourite() -> Non
     assert [favourite(scores) for scores in ([1.0, 3.0, 2.0], [3.0, 3.0, 2.0])] == [1, None]
 
 
-def test_credit_of_scores_of_a_tie_and_of_a_parse_failure() -> None:
+def test_credit_of_ties_and_parse_failures() -> None:
     tie = scored(None, scores=(2.0, 2.0, 1.0))
     assert (tie.credit, tie.correct, tie.parse_failure) == (0.5, False, False)
     failure = scored(None, "verdict_label", scores=(0.0, 9.0, 0.0))
@@ -113,7 +113,7 @@ def test_credit_of_scores_of_a_tie_and_of_a_parse_failure() -> None:
     assert scored(1).credit == 1.0
 
 
-def test_the_margin_is_the_log_odds_of_the_softmax_and_of_two_scores_their_difference() -> None:
+def test_margin_is_the_log_odds_of_the_softmax() -> None:
     assert margin([1.0, 3.5]) == pytest.approx(2.5)
     assert margin([3.5, 1.0]) == pytest.approx(2.5)
     assert margin([2.0, 2.0]) == 0
@@ -126,5 +126,5 @@ def test_the_margin_is_the_log_odds_of_the_softmax_and_of_two_scores_their_diffe
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, math.inf, -math.inf]), min_size=1, max_size=7))
-def test_the_sum_of_exponentials_has_the_bits_of_scipys(values: list[float]) -> None:
+def test_logsumexp_matches_scipy_bitwise(values: list[float]) -> None:
     assert np.array_equal(logsumexp(values), special.logsumexp(values), equal_nan=True)

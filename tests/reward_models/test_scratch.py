@@ -1,4 +1,4 @@
-"""A judge from nothing reads any text, and the same texts make the same judge."""
+"""From-scratch judges: the tokenizer is lossless, and the same texts and seed make the same judge."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TOKENIZER = train_tokenizer(TEXTS, num_subwords=300, num_phrases=40)
 
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 @settings(deadline=None)
-def test_any_text_survives_the_tokenizer(text: str) -> None:
+def test_tokenizer_round_trips_any_text(text: str) -> None:
     ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
 
 
-def test_frequent_phrases_are_one_token_and_no_control_token() -> None:
+def test_frequent_phrases_are_single_non_special_tokens() -> None:
     assert TOKENIZER.tokenize("<rubric>") == ["<rubric>"]
     assert len(TOKENIZER.tokenize("Rice number 3 at dawn")) == 1
     special = Chat(TOKENIZER).special_tokens
@@ -34,14 +34,14 @@ def test_frequent_phrases_are_one_token_and_no_control_token() -> None:
     assert not {"<rubric>", "Rice number 3 at dawn"} & {*special}
 
 
-def test_the_chat_template_marks_turns_and_the_end() -> None:
+def test_chat_template_marks_turns_and_the_end() -> None:
     messages = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}]
     assert TOKENIZER.apply_chat_template(messages, tokenize=False) == "<|user|>ask<|assistant|>say<|end|>"
     asked = TOKENIZER.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
     assert asked == "<|user|>ask<|assistant|>"
 
 
-def test_the_same_texts_and_seed_make_the_same_judge(tmp_path: Path) -> None:
+def test_make_judge_is_deterministic_for_texts_and_seed(tmp_path: Path) -> None:
     sizes = SIZES.model_copy(update={"num_hidden_layers": 1, "num_phrases": 10})
     parameters = {make_judge(tmp_path / name, TEXTS, sizes, seed=3) for name in ("a", "b")}
     assert len(parameters) == 1

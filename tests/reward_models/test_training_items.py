@@ -1,4 +1,4 @@
-"""Hashes of training items beside a model's weights."""
+"""Hashes of training items that are saved with a model's weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from think_as_locals.types import Item, ModelError, reorder_responses
 ITEM = make_item()
 
 
-def test_a_hash_is_of_prompt_responses_and_culture_alone_whatever_their_order() -> None:
+def test_item_hash_depends_only_on_prompt_responses_and_culture() -> None:
     assert item_hash(ITEM) == "072cd42467255676"  # recorded: those beside published weights must stay valid
     same = [reorder_responses(ITEM, (2, 0, 1)), replace(ITEM, id="x", group="x", source="x", best=1, domain="safety")]
     other = [
@@ -33,7 +33,7 @@ def test_a_hash_is_of_prompt_responses_and_culture_alone_whatever_their_order() 
     assert len({item_hash(item) for item in (ITEM, *other)}) == 5
 
 
-def test_a_model_knows_its_items_and_those_of_the_model_it_was_trained_from(tmp_path: Path) -> None:
+def test_training_items_include_those_of_the_base_model(tmp_path: Path) -> None:
     first, second, never = (replace(ITEM, prompt=f"Question {n}") for n in range(3))
     for name, items, base in (("a", [first], None), ("b", [second, second], str(tmp_path / "a"))):
         (tmp_path / name).mkdir()
@@ -45,7 +45,7 @@ def test_a_model_knows_its_items_and_those_of_the_model_it_was_trained_from(tmp_
     assert count_trained_on([never], found) == {"items": 0, "n": 1}
 
 
-def test_without_a_record_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_training_items_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_training_items(str(tmp_path)) is None
     assert count_trained_on([ITEM], None) is None
     assert training_hashes([ITEM], str(tmp_path)) == {item_hash(ITEM)}
@@ -57,6 +57,6 @@ def test_without_a_record_nothing_is_known(tmp_path: Path, monkeypatch: pytest.M
     assert read_training_items("owner/name") is None
 
 
-def test_items_of_any_text_have_a_hash() -> None:
+def test_item_hash_accepts_any_text() -> None:
     texts = Item(**{**{n: getattr(ITEM, n) for n in ITEM.__slots__}, "prompt": "สวัสดี 🙏\u0000\u2028", "culture": None})
     assert len(item_hash(texts)) == 16

@@ -1,4 +1,4 @@
-"""Small judges that are taught our grammar in seconds, and nothing else: their verdicts are arbitrary."""
+"""Small judges trained in seconds on the grammar only: their verdicts are arbitrary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk or a path that does not take a file is named with what mends it, whichever library met it."""
+"""File system errors name the path and a remedy, whichever library raised them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ def file_size_limit(size: int) -> Iterator[None]:
         (lambda path: write_json(path / ("x" * 300), {}), "File name too long: choose a shorter name"),
     ],
 )
-def test_what_a_disk_or_a_path_does_not_take_is_named_with_its_remedy(
-    tmp_path: Path, write: Callable[[Path], object], message: str
-) -> None:
+def test_file_error_names_the_path_and_a_remedy(tmp_path: Path, write: Callable[[Path], object], message: str) -> None:
     (tmp_path / "file").touch()
     with file_size_limit(5_000), pytest.raises(Exception) as caught:  # noqa: PT011
         write(tmp_path)
@@ -64,7 +62,7 @@ def test_what_a_disk_or_a_path_does_not_take_is_named_with_its_remedy(
         (ValueError("a bug"), None),
     ],
 )
-def test_the_fault_is_found_below_what_it_led_to_and_bugs_have_none(error: Exception, remedy: str | None) -> None:
+def test_file_fault_is_found_in_the_exception_chain(error: Exception, remedy: str | None) -> None:
     try:
         try:
             raise error
@@ -76,13 +74,13 @@ def test_the_fault_is_found_below_what_it_led_to_and_bugs_have_none(error: Excep
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[]", "{", '{"a": ' + "9" * 5000 + "}"])
-def test_a_file_that_holds_no_object_is_named(tmp_path: Path, text: str) -> None:
+def test_file_without_a_json_object_is_rejected_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "found.json").write_text(text)
     with pytest.raises(DataError, match=r"found\.json: (not JSON|expected a JSON object)"):
         read_json(tmp_path / "found.json")
 
 
-def test_a_folder_is_probed(tmp_path: Path) -> None:
+def test_probe_detects_a_full_disk_and_leaves_no_file(tmp_path: Path) -> None:
     check_writable(tmp_path)
     with file_size_limit(500_000), pytest.raises(OSError, match=f"File too large: .{tmp_path}"):
         check_writable(tmp_path)

@@ -1,4 +1,4 @@
-"""The GPUs that a machine has, and the share of them that a process of a launch takes."""
+"""GPU detection, and how the processes of a launch divide the GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from think_as_locals.runtime import gpus
 from think_as_locals.types import PreflightError
 
 
-def test_a_gpu_is_listed_with_its_memory_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpu_is_listed_with_memory_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text('#!/bin/sh\necho "NVIDIA H200, 143771 MiB, 4 MiB, 570.86"\n')
     program.chmod(0o755)
@@ -30,7 +30,7 @@ def test_a_gpu_is_listed_with_its_memory_and_driver(monkeypatch: pytest.MonkeyPa
         ("0", 0, 2, None),
     ],
 )
-def test_processes_of_a_launch_have_gpus_of_their_own(
+def test_launch_processes_take_disjoint_gpus(
     visible: str, local: int, processes: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -1,4 +1,4 @@
-"""Damaged model folders: whatever loads a model ends with the file at fault, what was expected, and a remedy."""
+"""Damaged model folders: every loader names the faulty file, what was expected, and a remedy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sharded(index: object) -> Callable[[Path], object]:
     return damage
 
 
-def lacking(*names: str) -> Callable[[Path], object]:
+def without_files(*names: str) -> Callable[[Path], object]:
     return lambda folder: [(folder / name).unlink() for name in names]
 
 
@@ -69,20 +69,20 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown type": (config(dtype="float17"), "no attribute 'float17'"),
     "tokenizer cut": (cut("tokenizer.json"), "tokenizer.json: not JSON: "),
     "tokenizer of nothing": (text("tokenizer.json", "{}"), "cannot be loaded: KeyError"),
-    "no tokenizer": (lacking("tokenizer.json"), "Couldn't instantiate the backend tokenizer"),
+    "no tokenizer": (without_files("tokenizer.json"), "Couldn't instantiate the backend tokenizer"),
     "tokenizer's settings cut": (cut("tokenizer_config.json"), "tokenizer_config.json: not JSON: "),
     "chat template cut": (text("chat_template.jinja", "{% for"), "its chat template cannot render a conversation"),
     "weights cut": (cut(WEIGHTS), "bytes that are no whole file of safetensors"),
     "header cut": (cut(WEIGHTS, 0.001), "bytes that are no whole file of safetensors"),
     "weights empty": (text(WEIGHTS, ""), f"{WEIGHTS}: 0 bytes that are no whole file of safetensors"),
     "an error page as weights": (text(WEIGHTS, "<html>404"), f"{WEIGHTS}: 9 bytes that are no whole file"),
-    "no weights": (lacking(WEIGHTS), "has no weights, expected model.safetensors: "),
+    "no weights": (without_files(WEIGHTS), "has no weights, expected model.safetensors: "),
     "index of a list": (sharded([]), f"{INDEX}: expected a JSON object, got list: "),
     "index of nothing": (sharded({}), f"{INDEX}: no index of weights, expected "),
     "a shard is missing": (sharded({"weight_map": {"w": "other.safetensors"}}), "lacks other.safetensors, which model"),
 }
 """What is done to a folder, and what the message says of it."""
-ONE_CLASS = config(architectures="Qwen3"), "architectures is 'Qwen3', expected a list of classes"
+ARCHITECTURES_AS_STRING = config(architectures="Qwen3"), "architectures is 'Qwen3', expected a list of classes"
 """As well, but some versions of transformers load this: it is refused before."""
 
 
@@ -97,7 +97,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_model_is_named_with_its_fault_and_a_remedy(models: Path, tmp_path: Path, damage: str) -> None:
+def test_damaged_model_error_names_the_fault_and_a_remedy(models: Path, tmp_path: Path, damage: str) -> None:
     spoil, expected = DAMAGES[damage]
     judge, rm = (Path(shutil.copytree(models / name, tmp_path / name)) for name in ("judge", "rm"))
     for folder in (judge, rm):
@@ -131,12 +131,12 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("damage", ["config cut", "a word as width", "one class", "weights cut", "empty", "a file"])
-def test_every_command_that_loads_a_model_says_so_without_a_traceback(
+def test_commands_report_a_damaged_model_without_traceback(
     models: Path, tmp_path: Path, damage: str, tal: Tal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("think_as_locals.machine.preflight.recipes", list)  # which others run here takes seconds
     monkeypatch.setattr("uvicorn.run", lambda *_, **__: pytest.fail("the server started"))
-    damages = {**DAMAGES, "one class": ONE_CLASS}
+    damages = {**DAMAGES, "one class": ARCHITECTURES_AS_STRING}
     paths = {"JUDGE": str(tmp_path / "judge"), "RM": str(tmp_path / "rm"), "ITEMS": str(models / "items.jsonl")}
     for name in ("judge", "rm"):
         if damage == "a file":
@@ -159,7 +159,7 @@ def test_every_command_that_loads_a_model_says_so_without_a_traceback(
         assert done.status in ((0, 2) if command == "dry run" else (1, 2)), command
 
 
-def test_vllm_that_cannot_load_a_model_is_a_model_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_load_failure_raises_model_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(**_: object) -> None:
         raise RuntimeError("Engine core initialization failed. See root cause above.")
 
@@ -171,7 +171,7 @@ def test_vllm_that_cannot_load_a_model_is_a_model_error(models: Path, monkeypatc
         Judge.load(str(models / "judge"), "vllm")
 
 
-def test_errors_that_are_not_about_a_model_pass_unchanged(models: Path) -> None:
+def test_errors_unrelated_to_a_model_pass_through_unchanged(models: Path) -> None:
     def from_pretrained(error: Exception) -> None:
         raise error
 

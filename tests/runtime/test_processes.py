@@ -14,19 +14,19 @@ import pytest
 from think_as_locals.runtime.processes import cores, in_processes, run_with_timeout, without_collection
 
 
-def test_chunks_keep_their_order_and_no_process_is_left() -> None:
+def test_chunks_keep_their_order_and_no_process_remains() -> None:
     squares = [(f"root of {n}", float(n * n)) for n in range(30)]
     assert list(in_processes(math.sqrt, squares)) == [(f"root of {n}", float(n)) for n in range(30)]
     assert not multiprocessing.active_children()
 
 
-def test_a_single_chunk_and_none_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_or_one_chunk_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", lambda _: pytest.fail("a process was started"))
     assert list(in_processes(math.sqrt, [(None, 4.0)])) == [(None, 2.0)]
     assert not list(in_processes(math.sqrt, list[tuple[None, float]]()))
 
 
-def test_an_error_in_a_process_is_raised_here_and_who_stops_taking_leaves_none_behind() -> None:
+def test_worker_error_is_raised_and_early_exit_leaves_no_process() -> None:
     with pytest.raises(ValueError, match=r"math domain error|expected a nonnegative input"):
         list(in_processes(math.sqrt, [(None, 1.0), (None, 4.0), (None, -1.0)]))
     found = in_processes(math.sqrt, ((n, float(n)) for n in range(1000)))
@@ -35,13 +35,13 @@ def test_an_error_in_a_process_is_raised_here_and_who_stops_taking_leaves_none_b
     assert not multiprocessing.active_children()
 
 
-def test_cores_are_those_of_this_process_or_of_a_machine_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_uses_cpu_affinity_or_falls_back_to_cpu_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cores() == len(os.sched_getaffinity(0))
     monkeypatch.delattr("os.sched_getaffinity")  # as on macOS
     assert cores() == os.cpu_count()
 
 
-def test_collection_is_off_until_the_outermost_block_ends() -> None:
+def test_garbage_collection_is_off_until_the_outermost_block_ends() -> None:
     with without_collection():
         with without_collection():
             pass
@@ -49,7 +49,7 @@ def test_collection_is_off_until_the_outermost_block_ends() -> None:
     assert gc.isenabled()
 
 
-def test_an_endless_loop_is_left_and_ends_itself(capfd: pytest.CaptureFixture[str]) -> None:
+def test_endless_loop_is_abandoned_and_terminates(capfd: pytest.CaptureFixture[str]) -> None:
     stopped, began = threading.Event(), time.monotonic()
 
     def spin() -> None:
@@ -66,7 +66,7 @@ def test_an_endless_loop_is_left_and_ends_itself(capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().err == ""
 
 
-def test_it_holds_outside_of_the_main_thread() -> None:
+def test_time_limit_holds_outside_the_main_thread() -> None:
     caught: list[BaseException] = []
 
     def other() -> None:

@@ -1,4 +1,4 @@
-"""Several processes: they compute what one does, what they save loads, and no launch does less than it says."""
+"""Several processes: results equal those of one process, saved models load, and faulty launches are rejected."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from think_as_locals.types import ConfigError
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.yaml"))
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
-OURS = ("ACCELERATE_", "FSDP_", "MASTER_", "OMPI_", "PMI_", "MV2_", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+LAUNCH_PREFIXES = ("ACCELERATE_", "FSDP_", "MASTER_", "OMPI_", "PMI_", "MV2_", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment that no launcher has touched, on a machine without a GPU."""
     for name in list(os.environ):
-        if name.startswith(OURS):
+        if name.startswith(LAUNCH_PREFIXES):
             monkeypatch.delenv(name)
     for module in (gpus, workers):
         monkeypatch.setattr(module, "has_gpu", lambda: False)
@@ -62,8 +62,8 @@ def environment_of(file: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda file: file.stem)
-def test_a_launch_file_says_what_it_is_for_sets_no_hyperparameter_and_has_no_fault(
-    file: Path, bare: pytest.MonkeyPatch
+def test_launch_file_is_documented_and_valid_without_hyperparameters(
+    file: Path, unlaunched: pytest.MonkeyPatch
 ) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.startswith("# ")
@@ -72,20 +72,18 @@ def test_a_launch_file_says_what_it_is_for_sets_no_hyperparameter_and_has_no_fau
     )
     environment = environment_of(file)
     for name, value in environment.items():
-        if name.startswith(OURS):
-            bare.setenv(name, value)
+        if name.startswith(LAUNCH_PREFIXES):
+            unlaunched.setenv(name, value)
     on_gpu = environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     if on_gpu:
-        with_gpus(bare, 8)
+        with_gpus(unlaunched, 8)
     assert workers.launch_faults(load_recipe(f"recipes/{'tal_grpo' if on_gpu else 'quickstart'}.yaml")) == []
 
 
 @pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda file: file.stem)
-def test_ranks_that_take_up_a_launch_file_are_told_what_accelerate_would_tell_them(
-    file: Path, bare: pytest.MonkeyPatch
-) -> None:
+def test_take_up_launch_sets_the_environment_that_accelerate_sets(file: Path, unlaunched: pytest.MonkeyPatch) -> None:
     expected = environment_of(file)
-    bare.setattr(os, "environ", {"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "no"})
+    unlaunched.setattr(os, "environ", {"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "no"})
     said = workers.apply_launch(file.stem)
     taken = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
     assert taken == {name: expected[name] for name in taken}
@@ -106,16 +104,16 @@ def test_ranks_that_take_up_a_launch_file_are_told_what_accelerate_would_tell_th
         ({"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "bf16"}, "(bf16); run.launch=gpu8_zero3 is not needed"),
     ],
 )
-def test_what_the_launcher_says_itself_wins(
-    bare: pytest.MonkeyPatch, environment: dict[str, str], said: str | None
+def test_launcher_environment_takes_precedence_over_run_launch(
+    unlaunched: pytest.MonkeyPatch, environment: dict[str, str], said: str | None
 ) -> None:
-    bare.setattr(os, "environ", {**environment})
+    unlaunched.setattr(os, "environ", {**environment})
     found = workers.apply_launch("gpu8_zero3")
     assert (found is None) if said is None else (found is not None and said in found)
     assert os.environ == environment
 
 
-def test_there_is_a_launch_file_for_every_kind_of_machine() -> None:
+def test_launch_files_exist_for_every_kind_of_machine() -> None:
     ways = [*(f"cpu_{way}" for way in ("ddp", "zero2", "zero3")), *(f"gpu8_{way}" for way in ("ddp", "zero2", "zero3"))]
     assert {file.stem for file in LAUNCH_FILES} >= {"single", "nodes_zero3", "gpu8_fsdp2", *ways}
 
@@ -124,7 +122,7 @@ def test_there_is_a_launch_file_for_every_kind_of_machine() -> None:
 
 
 @pytest.mark.slow
-def test_a_launch_that_starts_one_process_of_two_ends(tmp_path: Path, warm_python: str) -> None:
+def test_launch_fails_if_only_one_of_two_processes_starts(tmp_path: Path, warm_python: str) -> None:
     flags = ["--cpu", "--config_file", "launch/cpu_zero3.yaml"]  # as with --num_processes 2 and no --multi_gpu
     words = ["launch", *flags, "recipes/quickstart.yaml", f"run.dir={tmp_path}"]
     done = launch(warm_python, command("accelerate"), *words)
@@ -151,18 +149,18 @@ DEEPSPEED, FSDP = {"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": 
         ({}, 8, "quickstart", "accelerate launch --num_processes 8 recipes/quickstart.yaml"),
     ],
 )
-def test_what_a_launch_would_leave_undone_is_named(
-    bare: pytest.MonkeyPatch, environment: dict[str, str], gpus: int, recipe: str, message: str
+def test_launch_faults_name_the_unsupported_setting(
+    unlaunched: pytest.MonkeyPatch, environment: dict[str, str], gpus: int, recipe: str, message: str
 ) -> None:
     if gpus:
-        with_gpus(bare, gpus)
+        with_gpus(unlaunched, gpus)
     for name, value in environment.items():
-        bare.setenv(name, value)
+        unlaunched.setenv(name, value)
     assert message in "\n".join(workers.launch_faults(load_recipe(f"recipes/{recipe}.yaml")))
 
 
-def test_a_batch_of_scpo_that_does_not_divide_is_refused_with_the_numbers_that_do(bare: pytest.MonkeyPatch) -> None:
-    bare.setenv("WORLD_SIZE", "3")
+def test_indivisible_scpo_batch_size_error_suggests_valid_sizes(unlaunched: pytest.MonkeyPatch) -> None:
+    unlaunched.setenv("WORLD_SIZE", "3")
     found = workers.launch_faults(load_config("recipes/scpo_quickstart.yaml"))  # type: ignore[arg-type]
     assert [fault.partition(": got ")[0] for fault in found] == ["scpo.batch_size", "global_rm.batch_size"]
     assert (
@@ -170,14 +168,14 @@ def test_a_batch_of_scpo_that_does_not_divide_is_refused_with_the_numbers_that_d
         in found[0]
     )
     assert found[0].endswith("as divide 16: 1, 2, 4, 8, 16")
-    bare.setenv("WORLD_SIZE", "8")
+    unlaunched.setenv("WORLD_SIZE", "8")
     assert workers.launch_faults(load_config("recipes/scpo_quickstart.yaml")) == []  # type: ignore[arg-type]
 
 
-def test_a_configuration_file_of_deepspeeds_own_has_to_save_the_model(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_deepspeed_zero3_config_must_gather_weights_on_save(unlaunched: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "zero.json"
-    bare.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    bare.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
+    unlaunched.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    unlaunched.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
     key = "stage3_gather_16bit_weights_on_model_save"
     for zero, faults in (({"stage": 3}, 1), ({"stage": 3, key: True}, 0), ({"stage": 2}, 0)):
         file.write_text(json.dumps({"zero_optimization": zero}), encoding="utf-8")
@@ -194,7 +192,7 @@ def test_a_configuration_file_of_deepspeeds_own_has_to_save_the_model(bare: pyte
         (["sft.ddp_timeout=7200"], r"set grpo\.ddp_timeout instead"),
     ],
 )
-def test_what_is_decided_elsewhere_cannot_be_set_past_it(keys: list[str], message: str) -> None:
+def test_settings_owned_by_the_launcher_are_rejected(keys: list[str], message: str) -> None:
     for key in keys:
         with pytest.raises(ConfigError, match=message):
             load_recipe("recipes/quickstart.yaml", [key])
@@ -213,7 +211,7 @@ def test_what_is_decided_elsewhere_cannot_be_set_past_it(keys: list[str], messag
         ([*spread.SLOW_SERVER, "grpo.ddp_timeout=7200"], 7200),
     ],
 )
-def test_ranks_wait_longer_for_the_main_process_than_that_for_its_server(overrides: list[str], seconds: float) -> None:
+def test_rank_timeout_exceeds_the_server_timeout(overrides: list[str], seconds: float) -> None:
     assert workers.rank_timeout_s(load_recipe("recipes/quickstart.yaml", overrides)) == seconds
 
 
@@ -221,9 +219,7 @@ def test_ranks_wait_longer_for_the_main_process_than_that_for_its_server(overrid
 
 
 @pytest.mark.slow
-def test_ranks_of_a_bare_launch_take_up_zero3_which_shards_a_whole_run_and_saves_a_plain_model(
-    tmp_path: Path, warm_python: str
-) -> None:
+def test_run_launch_zero3_shards_training_and_saves_a_plain_model(tmp_path: Path, warm_python: str) -> None:
     overrides = ["sft.gradient_checkpointing=true", "grpo.gradient_checkpointing=true", "grpo.max_steps=3"]
     rewards = ["reward=full", "prompt=compact_rubric", "grpo.save_steps=100"]
     uneven = ["eval.every_steps=100", "eval.max_items=17", "eval.batch_size=8"]  # two batches on rank 0, one on rank 1
@@ -262,7 +258,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> tuple[Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], spread.LORA], ids=["full", "LoRA"])
-def test_two_processes_learn_what_one_does(ways: tuple[Path, dict[str, Any]], overrides: list[str]) -> None:
+def test_two_processes_match_the_curves_of_one_process(ways: tuple[Path, dict[str, Any]], overrides: list[str]) -> None:
     folder, results = ways
     trainer = spread.make(folder, *overrides)
     trainer.train()
@@ -279,7 +275,7 @@ def test_two_processes_learn_what_one_does(ways: tuple[Path, dict[str, Any]], ov
 
 
 @pytest.mark.slow
-def test_every_way_waits_long_enough_shares_prefixes_and_saves_the_policy(ways: tuple[Path, dict[str, Any]]) -> None:
+def test_every_sharding_way_shares_prefixes_and_saves_the_policy(ways: tuple[Path, dict[str, Any]]) -> None:
     folder, results = ways
     assert results["ranks wait"] == [4060, 4060]
     for case, (stage, overrides) in spread.WAYS.items():
@@ -295,9 +291,7 @@ def test_every_way_waits_long_enough_shares_prefixes_and_saves_the_policy(ways: 
 
 
 @pytest.mark.slow
-def test_fsdp2_shares_prefixes_resumes_saves_the_recipes_type_and_syncs_again_and_again(
-    ways: tuple[Path, dict[str, Any]],
-) -> None:
+def test_fsdp2_shares_prefixes_resumes_saves_dtype_and_syncs(ways: tuple[Path, dict[str, Any]]) -> None:
     found = ways[1]["fsdp2"]
     assert found["unshared"] is None
     assert (found["resumed"], found["same weights"]) == (True, True)
@@ -313,9 +307,7 @@ def test_fsdp2_shares_prefixes_resumes_saves_the_recipes_type_and_syncs_again_an
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", spread.STOPPED)
-def test_a_sharded_run_stopped_between_two_samplings_ends_bit_identical(
-    ways: tuple[Path, dict[str, Any]], case: str
-) -> None:
+def test_resumed_sharded_run_is_bit_identical(ways: tuple[Path, dict[str, Any]], case: str) -> None:
     run, logged = ways[0] / f"{case}_stopped", ways[1][case]["stopped"]
     assert logged["whole"] == logged["resumed"]
     assert [log["step"] for log in logged["whole"]] == [1, 2, 3, 4, 5, 6]
@@ -332,7 +324,7 @@ def test_a_sharded_run_stopped_between_two_samplings_ends_bit_identical(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["fsdp2", *spread.WAYS])
-def test_code_in_a_checkpoint_of_several_processes_is_not_run(ways: tuple[Path, dict[str, Any]], case: str) -> None:
+def test_code_in_a_sharded_checkpoint_is_not_executed(ways: tuple[Path, dict[str, Any]], case: str) -> None:
     found = ways[1][case]["checkpoint"]
     assert found["ran"] == dict.fromkeys(found["pickles"], False)  # no pickle is loaded otherwise than by torch
     assert {"scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"} < found["ran"].keys()
@@ -342,7 +334,7 @@ def test_code_in_a_checkpoint_of_several_processes_is_not_run(ways: tuple[Path, 
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_sharding_is_refused(ways: tuple[Path, dict[str, Any]]) -> None:
+def test_checkpoint_of_another_sharding_is_rejected(ways: tuple[Path, dict[str, Any]]) -> None:
     before, said = "2 x MULTI_CPU", {case: ways[1][case]["another launch"] for case in spread.WAYS}
     for stage in (1, 2, 3):
         now = f"2 x DEEPSPEED stage {stage}"
@@ -352,14 +344,14 @@ def test_a_checkpoint_of_another_sharding_is_refused(ways: tuple[Path, dict[str,
 
 
 @pytest.mark.slow
-def test_ranks_of_one_engine_ask_it_for_the_same_items(ways: tuple[Path, dict[str, Any]]) -> None:
+def test_tensor_parallel_ranks_judge_the_same_items(ways: tuple[Path, dict[str, Any]]) -> None:
     found = ways[1]["tensor parallel"]
     assert found["given"] == [[f"item-{number}" for number in range(5)]] * 2
     assert found["counts"] == {f"item-{number}": 1 for number in range(5)}
 
 
 @pytest.mark.slow
-def test_deepspeed_does_not_use_a_gradient_that_is_not_finite(ways: tuple[Path, dict[str, Any]]) -> None:
+def test_deepspeed_run_ends_before_using_a_non_finite_gradient(ways: tuple[Path, dict[str, Any]]) -> None:
     for case in ("zero2", "zero3"):
         message, unchanged = ways[1][case]["poisoned"]
         assert "step 1: gradient not finite" in message

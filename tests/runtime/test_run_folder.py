@@ -1,4 +1,4 @@
-"""The folder of a run: made as a whole, locked, continued under the same settings and rewound to a step."""
+"""Run folders: created atomically, locked, resumed only with the same settings, and rewound to a step."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def config(folder: Path, *overrides: str, resume: str = "auto") -> RunConfig:
     return load_recipe("recipes/quickstart.yaml", settings)
 
 
-def test_a_process_that_dies_while_making_the_folder_leaves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_creation_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -40,7 +38,7 @@ def test_a_process_that_dies_while_making_the_folder_leaves_none(
     assert run.read_id() == identity
 
 
-def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_is_left_untouched(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="is not the folder of a run"):
@@ -50,7 +48,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume", ["never", "auto"])
-def test_of_two_processes_that_start_a_run_at_once_the_later_one_is_told_so(
+def test_concurrently_created_run_is_rejected_or_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
 ) -> None:
     def made_meanwhile(path: Path, text: str) -> None:
@@ -74,7 +72,7 @@ def test_of_two_processes_that_start_a_run_at_once_the_later_one_is_told_so(
         ("/proc/none", "No such file or directory: choose another folder (run.dir)"),
     ],
 )
-def test_a_folder_that_cannot_be_made_starts_nothing(tmp_path: Path, below: str, reason: str) -> None:
+def test_folder_creation_error_names_the_reason(tmp_path: Path, below: str, reason: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as caught:
         open_run(config(tmp_path / below))
@@ -83,7 +81,7 @@ def test_a_folder_that_cannot_be_made_starts_nothing(tmp_path: Path, below: str,
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_disk_that_is_full_at_the_start_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_at_start_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -103,7 +101,7 @@ def test_a_disk_that_is_full_at_the_start_is_left_as_it_was(tmp_path: Path, monk
         (DataError("row 3"), DataError, "row 3"),
     ],
 )
-def test_what_ends_a_run_says_how_to_continue(
+def test_stop_and_disk_errors_name_the_resume_command(
     tmp_path: Path, error: BaseException, ends_with: type[BaseException], message: str
 ) -> None:
     with pytest.raises(ends_with) as caught, resumable(tmp_path):
@@ -113,20 +111,20 @@ def test_what_ends_a_run_says_how_to_continue(
     assert (continued in str(caught.value)) == (ends_with in (RunStoppedError, FileError))
 
 
-def test_a_run_that_was_removed_while_it_was_in_use_is_not_continued(tmp_path: Path) -> None:
+def test_folder_removed_during_a_run_is_reported_without_resume(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     with pytest.raises(FileError, match="gone was removed while it was in use: start it anew"), resumable(gone):
         (gone / "metrics.jsonl").open("a")
 
 
-def test_two_processes_cannot_use_one_folder(tmp_path: Path) -> None:
+def test_run_folder_cannot_be_locked_twice(tmp_path: Path) -> None:
     with lock_run_dir(tmp_path), pytest.raises(ConfigError, match="in use by another"), lock_run_dir(tmp_path):
         pass
     with lock_run_dir(tmp_path):
         pass
 
 
-def test_a_run_continues_with_another_server_but_not_with_other_settings(tmp_path: Path) -> None:
+def test_resume_allows_another_server_but_rejects_other_changes(tmp_path: Path) -> None:
     run = open_run(config(tmp_path, "grpo.top_p=0.9"))
     moved = config(tmp_path, "grpo.top_p=0.9", "rollout.urls=[http://127.0.0.1:9]", "reward.timeout_s=9.0")
     assert open_run(moved).path == run.path
@@ -140,13 +138,13 @@ def test_a_run_continues_with_another_server_but_not_with_other_settings(tmp_pat
 
 
 @pytest.mark.parametrize("left", [b"", b"- seed", b"seed: [", b"\xff\xfe"])
-def test_a_run_whose_settings_are_lost_is_not_continued(tmp_path: Path, left: bytes) -> None:
+def test_resume_rejects_an_unreadable_config(tmp_path: Path, left: bytes) -> None:
     open_run(config(tmp_path)).config.write_bytes(left)
     with pytest.raises(ConfigError, match=r"config\.yaml .*: put it back, or choose another run\.name"):
         open_run(config(tmp_path))
 
 
-def test_rewinding_drops_later_records_and_half_a_line(tmp_path: Path) -> None:
+def test_rewind_drops_later_records_and_a_truncated_line(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     logged = [("sft", 4), ("grpo", 1), ("grpo", 2), ("grpo", 3)]
     lines = [json.dumps({"stage": stage, "step": step}) for stage, step in logged]
@@ -168,7 +166,7 @@ def test_rewinding_drops_later_records_and_half_a_line(tmp_path: Path) -> None:
     assert run.metrics.read_text() == "\n".join(lines[1:3]) + "\n"
 
 
-def test_the_best_step_is_the_last_of_the_most_accurate_on_validation_items(tmp_path: Path) -> None:
+def test_best_step_is_the_latest_with_top_validation_accuracy(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for name, accuracies in (("test", (0.1, 0.2, 0.3, 0.99)), ("validation", (0.5, 0.9, 0.9, 0.8))):
         assert carb.best_step(run) is None
@@ -179,7 +177,7 @@ def test_the_best_step_is_the_last_of_the_most_accurate_on_validation_items(tmp_
     assert carb.best_step(run) == 20
 
 
-def test_what_a_run_found_is_one_document(tmp_path: Path) -> None:
+def test_findings_is_the_last_measurement_or_the_run_summary(tmp_path: Path) -> None:
     """The last measurement of a training; of what also measures in between, its own summary."""
     run = RunFolder(tmp_path)
     found = [run.evaluation(TEST, step) for step in (2, 10)]

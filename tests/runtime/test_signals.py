@@ -1,4 +1,4 @@
-"""Every signal to stop does the same: the first one in order, the second at once."""
+"""All stop signals behave alike: the first stops a run cleanly, the second at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def handlers() -> set[object]:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_the_first_interrupts_and_the_next_ends_the_process(number: signal.Signals) -> None:
+def test_first_signal_interrupts_and_restores_default_handlers(number: signal.Signals) -> None:
     with on_signals(interrupt):
         assert signal.SIG_DFL not in handlers()
         with pytest.raises(KeyboardInterrupt):
@@ -38,7 +38,7 @@ def test_the_first_interrupts_and_the_next_ends_the_process(number: signal.Signa
     assert handlers() == {signal.SIG_DFL}
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with on_signals(interrupt):
         end_at_next()
@@ -47,7 +47,7 @@ def test_what_is_ignored_stays_ignored() -> None:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_training_is_asked_to_stop_and_says_so(
+def test_stop_signal_is_recorded_and_announced(
     number: signal.Signals, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
@@ -60,9 +60,7 @@ def test_training_is_asked_to_stop_and_says_so(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_torchrun_forwards_is_no_second_one(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_forwarded_by_torchrun_counts_once(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setattr("os.kill", lambda _, number: ended.append(number))
@@ -75,7 +73,7 @@ def test_a_signal_that_torchrun_forwards_is_no_second_one(
         assert (ended, handlers()) == ([number], {signal.SIG_DFL})
 
 
-HELD = """
+BLOCKING_REWARD = """
 import time
 from pathlib import Path
 
@@ -89,13 +87,13 @@ def held(judgement, item):
     return 0.0
 """
 # What a shell starts in the background ignores Ctrl-C, and so does all that it starts.
-HEEDS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-TAL = f"{HEEDS}; from think_as_locals.cli import main; main()"
+RESTORE_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+TAL = f"{RESTORE_SIGINT}; from think_as_locals.cli import main; main()"
 
 
 @pytest.mark.slow
-def test_one_ctrl_c_saves_a_run_and_a_second_one_ends_it_at_once(tmp_path: Path, warm_python: str) -> None:
-    (tmp_path / "own.py").write_text(HELD)
+def test_first_ctrl_c_saves_the_run_and_a_second_kills_it(tmp_path: Path, warm_python: str) -> None:
+    (tmp_path / "own.py").write_text(BLOCKING_REWARD)
     hold, entered = tmp_path / "hold", tmp_path / "entered"
     words = ["run", "recipes/quickstart.yaml", *SMALL, *QUICK, "grpo.max_steps=4", "grpo.save_steps=100"]
     words += ["eval.every_steps=100", f"run.dir={tmp_path}", "run.name=mine", "run.resume=auto"]

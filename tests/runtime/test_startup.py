@@ -1,4 +1,4 @@
-"""A quick start hides nothing for longer than an import takes, stops no search for garbage for good, keeps memory."""
+"""Start-up: hidden packages and garbage collection are restored afterwards, and freed memory is reused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from think_as_locals.runtime.processes import hidden, loading
 
 
-def test_what_is_loaded_is_frozen_and_garbage_is_collected_again_also_after_a_failure() -> None:
+def test_loading_freezes_objects_and_reenables_gc_after_failure() -> None:
     frozen = gc.get_freeze_count()
     while_loading = []
 
@@ -27,7 +27,7 @@ def test_what_is_loaded_is_frozen_and_garbage_is_collected_again_also_after_a_fa
     assert gc.get_freeze_count() > frozen
 
 
-def test_a_hidden_package_is_found_again_afterwards_and_one_in_use_stays() -> None:
+def test_hidden_package_is_restored_and_a_loaded_one_stays_visible() -> None:
     with hidden("tabnanny", "json"):
         assert importlib.util.find_spec("tabnanny") is None
         with pytest.raises(ImportError):
@@ -37,7 +37,7 @@ def test_a_hidden_package_is_found_again_afterwards_and_one_in_use_stays() -> No
     assert "tabnanny" not in sys.modules
 
 
-FAULTS = """
+PAGE_FAULTS_PROGRAM = """
 from resource import RUSAGE_SELF, getrusage
 from think_as_locals.runtime.processes import keep_freed_memory
 for _ in range(3):
@@ -48,8 +48,8 @@ for _ in range(3):
 """
 
 
-def test_freed_memory_is_used_again() -> None:
+def test_freed_memory_is_reused() -> None:
     """Two blocks after one another: by default, the system hands out the pages of each."""
-    done = subprocess.run([sys.executable, "-c", FAULTS], check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", PAGE_FAULTS_PROGRAM], check=True, capture_output=True, text=True)
     default, _, kept = map(int, done.stdout.split())
     assert kept < default / 10

@@ -1,4 +1,4 @@
-"""What tests of SCPO share: its configuration, and a run in figures that can be worked out by hand.
+"""Shared by SCPO tests: the configuration, and a tiny run whose figures can be computed by hand.
 
 Two countries, two seeds, five pairs, four people.
 """

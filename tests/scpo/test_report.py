@@ -1,4 +1,4 @@
-"""The page and the tables of an SCPO run: numbers with n and interval, hostile names, drawings within their frames."""
+"""The report of an SCPO run: figures with n and interval, hostile names, drawings within their frames."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from think_as_locals.scpo.report import DIFFERENCES, VARIANT_NAMES, on_terminal,
 from think_as_locals.scpo.results import HeldOutSet, Scores, VariantResult
 from think_as_locals.types import Item
 
-EVIL = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)> | [a](http://x) *b* `c`"
-SIDES = ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height")
+HOSTILE_NAME = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)> | [a](http://x) *b* `c`"
+COORDINATES = ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height")
 VARIANTS = ("full", "filter", "weight", "scpo", "inverse_weight")
 PARTS = {
     "minority": "minority's view",
@@ -50,7 +50,7 @@ def margins(items: Sequence[Item]) -> dict[str, float]:
     return {i.id: -1.0 if n % 3 == 0 else 1.0 for n, i in enumerate(items)}
 
 
-def crowd(
+def make_run(
     countries: Sequence[str], seeds: Sequence[int], counts: Sequence[int | None]
 ) -> tuple[HeldOutSet, Scores, list[VariantResult]]:
     """Seven people of each country with six pairs each, and trainings that turn the signs of some margins."""
@@ -89,7 +89,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four countries, five variants, two seeds, and fewer pairs."""
     run = tmp_path_factory.mktemp("runs") / "run"
-    write(run, *crowd(("EG", "CN", "TH", "VN"), (0, 1), (None, 100)))
+    write(run, *make_run(("EG", "CN", "TH", "VN"), (0, 1), (None, 100)))
     return run
 
 
@@ -124,7 +124,7 @@ def gain(part: dict[str, Any]) -> str:
 # --- the file ---
 
 
-def test_the_file_says_what_was_compared_and_how(found: dict[str, Any]) -> None:
+def test_summary_file_records_what_was_compared(found: dict[str, Any]) -> None:
     assert (found["dataset"], found["model"], found["seed"]) == ("opinion_cards", "randomly initialised", 0)
     assert (found["filter_threshold"], found["weight_temperature"], found["reference"]) == (0.7, 1.1, "global_rm")
     assert (found["n"], found["max_loss"], found["differences"]) == (168, 0.02, [])
@@ -132,7 +132,7 @@ def test_the_file_says_what_was_compared_and_how(found: dict[str, Any]) -> None:
     assert len(found["rows"]) == 4 * len(found["means"]) == 4 * (1 + 5 + 2)
 
 
-def test_the_released_codes_differences_are_named_one_by_one(tmp_path: Path) -> None:
+def test_report_lists_each_difference_of_the_released_mode(tmp_path: Path) -> None:
     page = write(tmp_path, overrides=["mode=as_released"])
     summary, text = summary_of(tmp_path), (tmp_path / "scpo.md").read_text()
     assert (summary["differences"], summary["mode"]["name"]) == (list(DIFFERENCES.values()), "as_released")
@@ -147,7 +147,7 @@ def test_the_released_codes_differences_are_named_one_by_one(tmp_path: Path) -> 
 # --- the tables of the page ---
 
 
-def test_the_beginning_says_whether_it_helped_and_at_what_cost(page: Page, found: dict[str, Any]) -> None:
+def test_page_intro_states_gains_and_costs(page: Page, found: dict[str, Any]) -> None:
     counts, row, before = found["improved"]["scpo"], mean(found, "scpo"), mean(found, "global")
     assert f"SCPO (filter and weight) helps in {counts['helped']} of 4 countries: accuracy" in page.text
     assert f"In {counts['significantly']} of these the 95 % interval of the rise excludes 0" in page.text
@@ -173,7 +173,7 @@ def percent(part: dict[str, Any], n: bool = False) -> str:
     return f"{100 * part['accuracy']:.1f} {span(part)}" + (f", n {part['n']}" if n else "")
 
 
-def test_each_country_has_its_gains_with_n_and_interval_the_greatest_first(page: Page, found: dict[str, Any]) -> None:
+def test_country_gains_have_n_and_interval_in_descending_order(page: Page, found: dict[str, Any]) -> None:
     rows = [r for r in found["rows"] if r["variant"] == "scpo" and r["num_pairs"] is None]
     rows.sort(key=lambda r: -r["minority"]["gain"]["mean"])
     for row, written in zip(rows, cells(page, "Gains by country")[1:], strict=True):
@@ -183,7 +183,7 @@ def test_each_country_has_its_gains_with_n_and_interval_the_greatest_first(page:
     assert page.source.count('class="strip"') == 12
 
 
-def test_every_variants_means_have_n_and_interval(page: Page, found: dict[str, Any]) -> None:
+def test_variant_means_have_n_and_interval(page: Page, found: dict[str, Any]) -> None:
     sizes = [mean(found, "global")[name]["n"] for name in ("minority", "overall", "others", "disagreed")]
     assert sizes == [72, 168, 504, 56]
     for row, written in zip(found["means"], cells(page, "Means over countries")[1:], strict=True):
@@ -194,7 +194,7 @@ def test_every_variants_means_have_n_and_interval(page: Page, found: dict[str, A
 
 
 @pytest.mark.parametrize(("name", "label"), PARTS.items())
-def test_every_variant_is_shown_in_every_country_with_n_and_interval(
+def test_country_tables_show_every_variant_with_n_and_interval(
     page: Page, found: dict[str, Any], name: str, label: str
 ) -> None:
     written = {line[0].split(" ")[-3].strip(","): line for line in cells(page, f"{label} by country")[1:]}
@@ -205,7 +205,7 @@ def test_every_variant_is_shown_in_every_country_with_n_and_interval(
         assert written[country][1:] == expected
 
 
-def test_what_was_trained_on_is_shown(page: Page, found: dict[str, Any]) -> None:
+def test_training_table_shows_pairs_steps_and_seed_spread(page: Page, found: dict[str, Any]) -> None:
     row = mean(found, "scpo")
     counts, seeds = found["improved"]["scpo"], row["seeds"]
     (written,) = (line for line in cells(page, "Training") if line[0] == VARIANT_NAMES["scpo"])
@@ -215,8 +215,8 @@ def test_what_was_trained_on_is_shown(page: Page, found: dict[str, Any]) -> None
     assert f"{sum(row['training']['weights']):,} training pairs, over countries and seeds" in page.text
 
 
-def test_a_gain_is_bold_where_its_interval_excludes_0(tmp_path: Path) -> None:
-    known, before, results = crowd(("CL", "TH"), (0,), (None,))
+def test_gain_is_bold_if_its_interval_excludes_zero(tmp_path: Path) -> None:
+    known, before, results = make_run(("CL", "TH"), (0,), (None,))
     sure = [replace(result, scores=scores(dict.fromkeys(margins(known.items), 1.0))) for result in results]
     page = write(tmp_path, known, before, sure)
     marked = re.findall(r"(<b>)?([+−±][\d.]+)(?:</b>)? <small[^>]*>([^<(]* to [^<(]*)</small>", page.source)
@@ -248,7 +248,7 @@ def check_drawings(page: Page) -> None:
     check_texts(page.source)
     for width, height, shapes in frames(page):
         for tag, attrs in shapes:
-            at = {name: float(str(value)) for name, value in attrs.items() if name in SIDES and value}
+            at = {name: float(str(value)) for name, value in attrs.items() if name in COORDINATES and value}
             if tag == "polyline":
                 points = [tuple(map(float, pair.split(","))) for pair in str(attrs["points"]).split()]
             elif "transform" in attrs:
@@ -264,12 +264,12 @@ def check_drawings(page: Page) -> None:
                 assert 0 <= y <= height, (tag, attrs)
 
 
-def test_everything_that_is_drawn_is_within_its_frame(page: Page) -> None:
+def test_drawings_stay_within_their_frames(page: Page) -> None:
     assert len(frames(page)) == 12 + 1 + 1 + 2  # three of each country, the plane, the pairs, two histograms
     check_drawings(page)
 
 
-def test_the_plane_has_a_point_for_each_variant_where_its_accuracies_are(page: Page, found: dict[str, Any]) -> None:
+def test_scatter_plot_places_each_variant_at_its_accuracies(page: Page, found: dict[str, Any]) -> None:
     (_, _, shapes) = next(frame for frame in frames(page) if frame[1] == 394)
     rows = sorted((r for r in found["means"] if r["num_pairs"] is None), key=lambda r: -r["minority"]["accuracy"])
     scales = {}
@@ -285,27 +285,27 @@ def test_the_plane_has_a_point_for_each_variant_where_its_accuracies_are(page: P
 
 
 @pytest.fixture
-def evil(tmp_path: Path) -> Page:
-    codes = {"CL": EVIL, "TH": "<b>|TH"}
-    items = [replace(i, culture=codes[str(i.culture)], group=EVIL + i.group) for i in ITEMS]
+def hostile_page(tmp_path: Path) -> Page:
+    codes = {"CL": HOSTILE_NAME, "TH": "<b>|TH"}
+    items = [replace(i, culture=codes[str(i.culture)], group=HOSTILE_NAME + i.group) for i in ITEMS]
     results = [replace(result, spec=replace(result.spec, country=codes[result.spec.country])) for result in RESULTS]
-    (tmp_path / "config.yaml").write_text(f"x: {EVIL}\n")
-    (tmp_path / "environment.json").write_text(json.dumps({EVIL: EVIL}))
-    changes = {"data": {"source": EVIL}, "model": {"path": EVIL}, "run": {"name": EVIL}}
+    (tmp_path / "config.yaml").write_text(f"x: {HOSTILE_NAME}\n")
+    (tmp_path / "environment.json").write_text(json.dumps({HOSTILE_NAME: HOSTILE_NAME}))
+    changes = {"data": {"source": HOSTILE_NAME}, "model": {"path": HOSTILE_NAME}, "run": {"name": HOSTILE_NAME}}
     sections = {name: getattr(config(), name).model_copy(update=update) for name, update in changes.items()}
     hostile = config().model_copy(update=sections)
     return Page(write_report(tmp_path, hostile, held_out(items=items), scores(BEFORE), results))
 
 
-def test_names_from_outside_are_text_and_nothing_else(evil: Page) -> None:
-    assert not evil.all("script")
-    assert not evil.all("img")
-    assert evil.text.count("alert('x')") >= 5  # run, data, model, culture, settings
-    assert not any(name.startswith("on") for _, attrs in evil.tags for name in attrs)
-    check_drawings(evil)
+def test_hostile_names_are_escaped_in_html(hostile_page: Page) -> None:
+    assert not hostile_page.all("script")
+    assert not hostile_page.all("img")
+    assert hostile_page.text.count("alert('x')") >= 5  # run, data, model, culture, settings
+    assert not any(name.startswith("on") for _, attrs in hostile_page.tags for name in attrs)
+    check_drawings(hostile_page)
 
 
-def test_names_from_outside_mean_nothing_to_markdown(evil: Page, tmp_path: Path) -> None:
+def test_hostile_names_are_escaped_in_markdown(hostile_page: Page, tmp_path: Path) -> None:
     text = (tmp_path / "scpo.md").read_text()
     assert "<" not in text.replace("p < tau", "").replace("r+ < r-", "")
     assert "](http" not in text
@@ -314,15 +314,15 @@ def test_names_from_outside_mean_nothing_to_markdown(evil: Page, tmp_path: Path)
     assert cells == {9, 11, 6, 4}  # of means, training, gains, countries: no name opens a cell
 
 
-def test_the_page_loads_nothing_and_its_policy_allows_nothing(page: Page, evil: Page) -> None:
-    for each in (page, evil):
+def test_page_loads_no_resources_and_its_csp_forbids_them(page: Page, hostile_page: Page) -> None:
+    for each in (page, hostile_page):
         assert not each.all("link")
         assert not any("src" in attrs or "href" in attrs for _, attrs in each.tags)
         assert "default-src 'none'" in str(each.all("meta")[1]["content"])
     assert not re.search(r"https?:|@import|url\(", page.source)
 
 
-def test_headers_have_a_scope_and_drawings_a_name(page: Page) -> None:
+def test_table_headers_have_a_scope_and_drawings_a_label(page: Page) -> None:
     assert {attrs.get("scope") for attrs in page.all("th")} == {"col", "row"}
     assert all(attrs.get("aria-label") or attrs.get("aria-hidden") for attrs in page.all("svg"))
     assert [len(page.all(tag)) for tag in ("header", "main")] == [1, 1]
@@ -332,10 +332,10 @@ def test_headers_have_a_scope_and_drawings_a_name(page: Page) -> None:
     ("countries", "seeds", "counts"),
     [(("TH",), (0,), (None,)), (("CL", "TH"), (0, 1), (None,)), (("TH",), (0, 1, 2), (None, 4))],
 )
-def test_few_countries_or_seeds_are_enough(
+def test_report_works_with_few_countries_or_seeds(
     tmp_path: Path, countries: Sequence[str], seeds: Sequence[int], counts: Sequence[int | None]
 ) -> None:
-    page = write(tmp_path, *crowd(countries, seeds, counts))
+    page = write(tmp_path, *make_run(countries, seeds, counts))
     check_drawings(page)
     assert ("Accuracy by amount of data" in page.text) == (len(counts) > 1)
     assert page.text.count("no such pairs") == (2 if len(countries) == 1 else 0)  # the others', in sum and in the table
@@ -359,7 +359,7 @@ NOWHERE = "helps in 0 of 2 countries: in no country does accuracy on the minorit
     ],
     ids=["by hand", "no minority", "pairs left out", "without SCPO", "it helps nowhere"],
 )
-def test_the_page_says_what_there_is(
+def test_page_shows_only_sections_with_data(
     tmp_path: Path, changes: dict[str, Any], results: list[VariantResult], there: list[str], absent: list[str]
 ) -> None:
     page = write(tmp_path, held_out(**changes), results=results)
@@ -374,7 +374,7 @@ def test_the_page_says_what_there_is(
     assert write(tmp_path, held_out(**changes), results=results).source == page.source
 
 
-def test_a_country_without_a_minoritys_view_stands_last(tmp_path: Path) -> None:
+def test_country_without_minority_pairs_is_listed_last(tmp_path: Path) -> None:
     page = write(tmp_path, held_out(minority=frozenset({"c2"})))
     chile, thailand = cells(page, "Gains by country")[1:]
     assert chile[:2] == ["Chile CL", "yes"]
@@ -383,7 +383,7 @@ def test_a_country_without_a_minoritys_view_stands_last(tmp_path: Path) -> None:
     assert any(cell.startswith("+25.0") for cell in thailand)
 
 
-def test_distances_to_a_surveys_answers_have_n_and_interval(tmp_path: Path) -> None:
+def test_survey_distances_have_n_and_interval(tmp_path: Path) -> None:
     results = [
         variant_result(country, seed, by, scores=scores(by, answers(float(seed), 1.0)))
         for (country, seed), by in STEERED.items()
@@ -408,7 +408,7 @@ def test_distances_to_a_surveys_answers_have_n_and_interval(tmp_path: Path) -> N
 # --- the tables as text ---
 
 
-def test_the_text_has_a_table_of_means_and_one_of_countries(folder: Path, found: dict[str, Any]) -> None:
+def test_markdown_has_tables_of_means_and_of_countries(folder: Path, found: dict[str, Any]) -> None:
     text = (folder / "scpo.md").read_text()
     assert "n = 168 test pairs of 4 countries" in text
     part = mean(found, "scpo")["minority"]
@@ -475,7 +475,7 @@ TRAINING = """\
 """
 
 
-def test_a_terminal_of_80_columns_breaks_no_word_and_no_figure(tmp_path: Path) -> None:
+def test_terminal_tables_fit_into_80_columns(tmp_path: Path) -> None:
     write_report(tmp_path, config(), held_out(), scores(BEFORE), RESULTS)
     console = Console(record=True, width=80)
     console.print(*on_terminal(tmp_path))

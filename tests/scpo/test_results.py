@@ -1,4 +1,4 @@
-"""Figures of an SCPO run, worked out by hand, intervals over people, and the record of a training."""
+"""Results of an SCPO run: hand-computed figures, intervals over people, and training records."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ FOUND = summarise(held_out(), scores(BEFORE), RESULTS)
         (None, "others", (5, (1 / 4 + 5 / 12) / 2, -(1 / 4 + 1 / 12) / 2)),
     ],
 )
-def test_figures_of_a_country_and_their_means(
+def test_country_figures_and_means_match_hand_computed_values(
     country: str | None, name: str, expected: tuple[int, float, float]
 ) -> None:
     assert figures(row(FOUND, country)[name]) == pytest.approx(expected)
 
 
-def test_the_global_reward_model_gains_nothing_and_learns_nothing() -> None:
+def test_global_rm_has_zero_gain_and_no_training() -> None:
     before = row(FOUND, "CL", "global")
     assert figures(before["overall"]) == (3, 0.5, 0)
     assert figures(before["minority"]) == (2, 0.25, 0)
@@ -75,7 +75,7 @@ def test_the_global_reward_model_gains_nothing_and_learns_nothing() -> None:
     assert [r["variant"] for r in FOUND["means"]] == ["global", "scpo"]
 
 
-def test_seeds_differ_by_the_standard_deviation_of_their_means_over_countries() -> None:
+def test_seed_spread_is_the_stdev_of_means_over_countries() -> None:
     seeds = mean(FOUND)["seeds"]
     assert seeds["n"] == 2
     # Seed 0 has 2/3 of Chile's pairs right and all of Thailand's, seed 1 2/3 and a half.
@@ -86,14 +86,14 @@ def test_seeds_differ_by_the_standard_deviation_of_their_means_over_countries() 
     assert mean(of_one_seed)["seeds"] == {"n": 1, "overall": None, "minority": None}
 
 
-def test_ties_are_wrong_where_the_mode_says_so() -> None:
+def test_ties_count_as_wrong_with_zero_tie_credit() -> None:
     found = summarise(held_out(tie=0.0), scores(BEFORE), RESULTS)
     assert figures(row(found, "CL")["overall"]) == pytest.approx((3, 2 / 3, 2 / 3 - 1 / 3))
     assert figures(row(found, "TH")["others"]) == pytest.approx((3, 1 / 3, 0))
     assert row(found, "CL", "global")["minority"]["accuracy"] == 0
 
 
-def test_training_is_summed_over_countries_and_seeds() -> None:
+def test_training_figures_are_aggregated_over_countries() -> None:
     results = [
         variant_result("CL", 0, STEERED["CL", 0], available=10, kept=5, steps=4, weights=(1, 2, 2)),
         variant_result("TH", 0, STEERED["TH", 0], available=30, kept=5, steps=2, weights=(0, 1, 4)),
@@ -103,7 +103,7 @@ def test_training_is_summed_over_countries_and_seeds() -> None:
     assert row(found, "TH")["training"] == {"pairs": 30, "kept": 5 / 30, "steps": 2, "weights": [0, 1, 4]}
 
 
-def test_nothing_kept_is_no_division_by_nothing() -> None:
+def test_summary_handles_countries_with_no_kept_pairs() -> None:
     results = [
         variant_result(country, 0, BEFORE, available=0, kept=0, steps=0, weights=(0, 0, 0)) for country in ("CL", "TH")
     ]
@@ -112,7 +112,7 @@ def test_nothing_kept_is_no_division_by_nothing() -> None:
     assert mean(found)["overall"]["gain"]["mean"] == 0
 
 
-def test_trainings_on_fewer_pairs_stand_in_rows_of_their_own_and_are_not_counted_as_improved() -> None:
+def test_fewer_pair_trainings_get_own_rows_and_do_not_count_as_helped() -> None:
     fewer = [variant_result(c, s, BEFORE, num_pairs=n, available=n) for c, s in STEERED for n in (4, 2)]
     found = summarise(held_out(), scores(BEFORE), [*RESULTS, *fewer])
     assert [(r["variant"], r["num_pairs"]) for r in found["means"]] == [
@@ -128,19 +128,19 @@ def test_trainings_on_fewer_pairs_stand_in_rows_of_their_own_and_are_not_counted
 # --- in how many countries it helps ---
 
 
-def crowd(country: str, persons: int = 25, pairs: int = 4) -> list[Any]:
+def country_items(country: str, persons: int = 25, pairs: int = 4) -> list[Any]:
     return [item(f"{country}-{p}-{n}", country, f"{country}-{p}") for p in range(persons) for n in range(pairs)]
 
 
 def helped(turned: dict[str, tuple[int, int]]) -> dict[str, int]:
     """Of 100 pairs of each country a quarter is the minority's, all wrong; so many become right, others wrong."""
-    items = [i for country in turned for i in crowd(country)]
+    items = [i for country in turned for i in country_items(country)]
     minority = frozenset(i.id for i in items if i.id.endswith("-0"))
     before = {i.id: -1.0 if i.id in minority else 1.0 for i in items}
     results = []
     for country, (won, lost) in turned.items():
-        views = [i.id for i in crowd(country) if i.id in minority]
-        others = [i.id for i in crowd(country) if i.id not in minority]
+        views = [i.id for i in country_items(country) if i.id in minority]
+        others = [i.id for i in country_items(country) if i.id not in minority]
         results.append(
             variant_result(country, 0, before | dict.fromkeys(views[:won], 1.0) | dict.fromkeys(others[:lost], -1.0))
         )
@@ -155,14 +155,14 @@ def helped(turned: dict[str, tuple[int, int]]) -> dict[str, int]:
         *((1, 0, 1, 0, 0, 0), (25, 75, 0, 0, 1, 1), (0, 75, 0, 0, 0, 0)),
     ],
 )
-def test_it_helps_where_the_minority_gains_and_all_pairs_lose_two_points_at_most(
+def test_helped_requires_minority_gain_and_small_overall_loss(
     won: int, lost: int, better: int, surely: int, biased: int, surely_biased: int
 ) -> None:
     over_biased = {"over_biased": biased, "surely_over_biased": surely_biased}
     assert helped({"CL": (won, lost)}) == {"countries": 1, "helped": better, "significantly": surely} | over_biased
 
 
-def test_countries_in_which_it_helps_are_counted_if_they_have_a_minoritys_view() -> None:
+def test_helped_counts_only_countries_with_minority_pairs() -> None:
     found = helped({"CL": (20, 0), "TH": (1, 0), "EG": (0, 0), "JP": (10, 50)})
     over_biased = {"over_biased": 1, "surely_over_biased": 1}  # Japan
     assert found == {"countries": 4, "helped": 2, "significantly": 1} | over_biased
@@ -175,9 +175,9 @@ def test_countries_in_which_it_helps_are_counted_if_they_have_a_minoritys_view()
 # --- intervals ---
 
 
-def test_intervals_are_over_people_not_over_pairs() -> None:
+def test_intervals_cluster_by_person_not_by_pair() -> None:
     """Whoever agrees with a model does so in all ten pairs: forty pairs of a country are four opinions."""
-    items = [i for country in ("CL", "TH") for i in crowd(country, persons=8, pairs=10)]
+    items = [i for country in ("CL", "TH") for i in country_items(country, persons=8, pairs=10)]
     right = {i.id: 1.0 if int(i.group[-1]) % 2 else -1.0 for i in items}
     before = dict.fromkeys(right, -1.0)
     found = summarise(held_out(items=items), scores(before), [variant_result(c, 0, right) for c in ("CL", "TH")])
@@ -193,10 +193,10 @@ def test_intervals_are_over_people_not_over_pairs() -> None:
     assert widths[0] > 2.5 * widths[1]
 
 
-def test_pairs_of_one_person_judged_by_several_models_are_one_cluster() -> None:
+def test_pairs_of_one_person_form_one_cluster_across_models() -> None:
     """The others' pairs count once for each country that is steered to; that makes nobody more people."""
     countries = ("CL", "TH", "EG")
-    items = [i for country in countries for i in crowd(country, persons=6, pairs=2)]
+    items = [i for country in countries for i in country_items(country, persons=6, pairs=2)]
     after = {i.id: 1.0 if int(i.group[-1]) % 2 else -1.0 for i in items}
     found = summarise(held_out(items=items), scores(after), [variant_result(c, 0, after) for c in countries])
     others, overall = mean(found)["others"], mean(found)["overall"]
@@ -204,7 +204,7 @@ def test_pairs_of_one_person_judged_by_several_models_are_one_cluster() -> None:
     assert others["ci95"] == pytest.approx(overall["ci95"])
 
 
-def test_no_interval_of_few_people_reaches_beyond_what_there_is() -> None:
+def test_intervals_of_few_people_stay_within_valid_range() -> None:
     found = summarise(
         held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 9), "TH": (5, 1)})
     )
@@ -216,7 +216,7 @@ def test_no_interval_of_few_people_reaches_beyond_what_there_is() -> None:
         assert 0 <= low <= record["distance"]["mean"] <= high <= 1
 
 
-def test_the_order_of_pairs_and_trainings_changes_nothing() -> None:
+def test_summary_is_independent_of_pair_and_result_order() -> None:
     assert summarise(held_out(items=ITEMS[::-1]), scores(BEFORE), RESULTS[::-1]) == FOUND
 
 
@@ -233,7 +233,7 @@ def survey(of_country: dict[str, tuple[float, float]]) -> list[VariantResult]:
     ]
 
 
-def test_distances_are_those_of_the_softmax_and_their_change_is_over_the_global_reward_model() -> None:
+def test_distance_uses_softmax_and_gain_is_relative_to_global_rm() -> None:
     before = scores(BEFORE, answers(0.0, 0.0))  # softmax: a half each
     results = survey({"CL": (0.2, 0.8), "TH": (1 / 3, 2 / 3)})
     found = summarise(held_out(questions=QUESTIONS), before, results)
@@ -253,7 +253,7 @@ def test_distances_are_those_of_the_softmax_and_their_change_is_over_the_global_
     assert row(found, "CL", "global")["distance"]["gain"]["mean"] == 0
 
 
-def test_the_others_mean_is_the_baseline_of_distances() -> None:
+def test_distance_baseline_is_the_mean_of_the_other_countries() -> None:
     found = summarise(
         held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 1), "TH": (1, 1)})
     )
@@ -279,20 +279,18 @@ RESULT = VariantResult(
 
 
 @given(st.dictionaries(st.text("0123456789abcdef", min_size=32, max_size=32), st.floats(-1e5, 1e5), min_size=1))
-def test_a_result_is_read_back_to_the_last_bit(
-    tmp_path_factory: pytest.TempPathFactory, scores: dict[str, float]
-) -> None:
+def test_result_round_trips_exactly(tmp_path_factory: pytest.TempPathFactory, scores: dict[str, float]) -> None:
     folder, result = tmp_path_factory.mktemp("result"), replace(RESULT, scores=scores)
     write_result(folder, result)
     assert read_result(folder) == result
 
 
-def test_names_tell_trainings_apart() -> None:
+def test_variant_spec_names_include_country_pairs_and_seed() -> None:
     assert VariantSpec(country="TH", variant="scpo", seed=0).name == "TH/scpo-seed-0"
     assert VariantSpec(country="TH", variant="full", seed=2, num_pairs=100).name == "TH/full-100-seed-2"
 
 
-def test_without_its_record_a_result_is_not_done(tmp_path: Path) -> None:
+def test_result_without_a_record_is_not_read(tmp_path: Path) -> None:
     assert read_result(tmp_path / "nowhere") is None
     write_result(tmp_path, RESULT)
     (tmp_path / "result.json").unlink()  # as where a process is killed between the two files
@@ -300,7 +298,7 @@ def test_without_its_record_a_result_is_not_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["result.json", "scores.parquet"])
-def test_a_torn_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
+def test_truncated_result_file_error_names_a_remedy(tmp_path: Path, name: str) -> None:
     write_result(tmp_path, RESULT)
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
@@ -309,7 +307,7 @@ def test_a_torn_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None
         read_result(tmp_path)
 
 
-def test_a_record_that_lacks_something_is_damaged(tmp_path: Path) -> None:
+def test_incomplete_record_is_reported_as_damaged(tmp_path: Path) -> None:
     write_result(tmp_path, RESULT)
     (tmp_path / "result.json").write_text('{"spec": {"country": "TH"}, "weights": []}')
     with pytest.raises(DataError, match=r"damaged \(.*missing 2 required .*'variant' and 'seed'"):

@@ -1,4 +1,4 @@
-"""Each response is scored once and its score kept; distances between scores and the answers of a country."""
+"""Scoring each response once with resumption, and distances between scores and a country's survey answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Batches = list[list[list[int]]]
 
 
 @contextmanager
-def watched(rm: ScalarRM) -> Iterator[Batches]:
+def recorded_batches(rm: ScalarRM) -> Iterator[Batches]:
     batches: Batches = []
 
     def note(module: torch.nn.Module, words: object, given: dict[str, torch.Tensor]) -> None:
@@ -78,16 +78,16 @@ def rm(tmp_path_factory: pytest.TempPathFactory) -> ScalarRM:
     return ScalarRM.load(path, batch_size=4, chunk_size=8)
 
 
-def silent(more: int, total: int) -> None:
+def no_progress(more: int, total: int) -> None:
     """No progress bar."""
 
 
 def scores(rm: ScalarRM, folder: Path, items: Sequence[Item] = ITEMS) -> Scores:
-    return score_responses(rm, response_requests(items), folder, silent)
+    return score_responses(rm, response_requests(items), folder, no_progress)
 
 
-def test_each_response_is_scored_once_however_many_pairs_it_stands_in(rm: ScalarRM, tmp_path: Path) -> None:
-    with watched(rm) as batches:
+def test_response_shared_by_several_pairs_is_scored_once(rm: ScalarRM, tmp_path: Path) -> None:
+    with recorded_batches(rm) as batches:
         found = scores(rm, tmp_path)
     assert found.keys() == KEYS
     assert scored(batches) == 32
@@ -97,17 +97,17 @@ def test_each_response_is_scored_once_however_many_pairs_it_stands_in(rm: Scalar
         assert known == pytest.approx(one_by_one[item.id], abs=1e-5)
 
 
-def test_a_surveys_answer_that_also_stands_in_a_pair_is_one_request() -> None:
+def test_survey_answer_that_is_also_in_a_pair_is_requested_once() -> None:
     asked = OpinionQuestion("q", ITEMS[0].prompt, (ITEMS[0].responses[0], "Never"), {"CL": (0.5, 0.5)}, "WVS")
     requests = response_requests(ITEMS, [asked])
     assert {by_response(request) for request in requests} == KEYS | {content_key(ITEMS[0].prompt, "Never")}
     assert len(requests) == 33
 
 
-def test_batches_hold_responses_of_like_length(rm: ScalarRM, tmp_path: Path) -> None:
+def test_batches_group_responses_of_similar_length(rm: ScalarRM, tmp_path: Path) -> None:
     lengths = {len(row["input_ids"]) for row in rm.rows(response_requests(ITEMS))}
     assert len(lengths) > 3
-    with watched(rm) as batches:
+    with recorded_batches(rm) as batches:
         scores(replace(rm, chunk_size=32, unshared_reason="rows of their own are asked for"), tmp_path)
     assert [len(rows) for rows in batches] == [4] * 8
     widths = [len(rows[0]) for rows in batches]
@@ -115,8 +115,8 @@ def test_batches_hold_responses_of_like_length(rm: ScalarRM, tmp_path: Path) -> 
     assert widths[-1] < widths[0]
 
 
-def test_batches_hold_responses_to_one_prompt(rm: ScalarRM, tmp_path: Path) -> None:
-    with watched(rm) as batches:
+def test_batches_group_responses_by_prompt(rm: ScalarRM, tmp_path: Path) -> None:
+    with recorded_batches(rm) as batches:
         scores(rm, tmp_path)
     requests = response_requests(ITEMS)
     prompts = {tuple(row["input_ids"]): r.item.prompt for r, row in zip(requests, rm.rows(requests), strict=True)}
@@ -124,16 +124,16 @@ def test_batches_hold_responses_to_one_prompt(rm: ScalarRM, tmp_path: Path) -> N
     assert all(len({prompts[tuple(row)] for row in rows}) == 1 for rows in batches)
 
 
-def test_the_order_of_items_changes_no_batch_and_no_bit(rm: ScalarRM, tmp_path: Path) -> None:
-    with watched(rm) as batches:
+def test_item_order_does_not_change_batches_or_scores(rm: ScalarRM, tmp_path: Path) -> None:
+    with recorded_batches(rm) as batches:
         straight = scores(rm, tmp_path / "a")
     for seed in range(3):
-        with watched(rm) as again:
+        with recorded_batches(rm) as again:
             assert scores(rm, tmp_path / f"{seed}", random.Random(seed).sample(ITEMS, len(ITEMS))) == straight
         assert again == batches
 
 
-def test_a_killed_scorer_continues_from_its_chunk(
+def test_killed_scoring_resumes_from_the_unfinished_chunk(
     rm: ScalarRM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "_SHOW_EVERY", -1.0)  # progress is told of every answer
@@ -146,9 +146,9 @@ def test_a_killed_scorer_continues_from_its_chunk(
         if done == 18:  # in the third of four chunks of 8
             raise KeyboardInterrupt
 
-    with watched(rm) as before, pytest.raises(KeyboardInterrupt):
+    with recorded_batches(rm) as before, pytest.raises(KeyboardInterrupt):
         score_responses(rm, response_requests(ITEMS), tmp_path / "killed", die)
-    with watched(rm) as after:
+    with recorded_batches(rm) as after:
         assert scores(rm, tmp_path / "killed") == undisturbed
     assert (scored(before), scored(after)) == (
         20,
@@ -158,7 +158,7 @@ def test_a_killed_scorer_continues_from_its_chunk(
     assert sorted(files[0].read_bytes().splitlines()) == sorted(files[1].read_bytes().splitlines())
 
 
-def test_what_is_too_long_is_left_out_not_cut(rm: ScalarRM, tmp_path: Path) -> None:
+def test_too_long_responses_are_excluded_not_truncated(rm: ScalarRM, tmp_path: Path) -> None:
     requests = response_requests(ITEMS)
     rows = zip(requests, rm.rows(requests), strict=True)
     lengths = {by_response(request): len(row["input_ids"]) for request, row in rows}
@@ -173,12 +173,12 @@ def test_what_is_too_long_is_left_out_not_cut(rm: ScalarRM, tmp_path: Path) -> N
 shares = st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any).map(lambda c: [x / sum(c) for x in c])
 
 
-def test_disjoint_distributions_are_1_apart_and_equal_ones_0() -> None:
+def test_js_distance_is_1_for_disjoint_and_0_for_equal_shares() -> None:
     assert js_distance((1, 0, 0), (0, 0.5, 0.5)) == 1
     assert js_distance((0.2, 0.3, 0.5), (0.2, 0.3, 0.5)) == 0
 
 
-def test_a_distance_worked_out_by_hand() -> None:
+def test_js_distance_matches_a_hand_computed_value() -> None:
     # m = (3/4, 1/4). KL(p || m) = log2(4/3); KL(q || m) = 1/2 log2(2/3) + 1/2 log2(2) = 1 - 1/2 log2(3).
     divergence = (math.log2(4 / 3) + 1 - math.log2(3) / 2) / 2
     assert divergence == pytest.approx(0.311278124459133)
@@ -186,19 +186,19 @@ def test_a_distance_worked_out_by_hand() -> None:
 
 
 @given(p=shares, q=shares)
-def test_it_is_symmetric_and_from_0_to_1(p: list[float], q: list[float]) -> None:
+def test_js_distance_is_symmetric_and_between_0_and_1(p: list[float], q: list[float]) -> None:
     distance = js_distance(p, q)
     assert 0 <= distance <= 1
     assert distance == pytest.approx(js_distance(q, p), abs=1e-7)
 
 
 @given(p=shares, step=st.floats(0, 1e-15))
-def test_distributions_that_rounding_alone_tells_apart_are_no_nan(p: list[float], step: float) -> None:
+def test_js_distance_is_not_nan_for_nearly_equal_distributions(p: list[float], step: float) -> None:
     assert js_distance(p, [share * (1 + step * i) for i, share in enumerate(p)]) < 1e-6
 
 
 @pytest.mark.parametrize("p", [(1, 0, 0), (), (0, 0), (1.5, -0.5), (float("nan"), 1), (float("inf"), 1)], ids=str)
-def test_what_is_no_distribution_is_an_error(p: tuple[float, ...]) -> None:
+def test_js_distance_rejects_invalid_distributions(p: tuple[float, ...]) -> None:
     with pytest.raises(DataError, match="expected shares of the same options"):
         js_distance(p, (1, 0) if p else ())
 
@@ -212,11 +212,11 @@ def question(
     return OpinionQuestion(name, f"Is it {name}?", options, shares or {"CL": (0.5, 0.2, 0.2, 0.1)}, "WVS")
 
 
-def worth(asked: OpinionQuestion, **scores: float) -> dict[str, float]:
+def answer_scores(asked: OpinionQuestion, **scores: float) -> dict[str, float]:
     return {content_key(asked.question, answer): score for answer, score in scores.items()}
 
 
-def test_each_answer_is_asked_about_once_and_no_other_option() -> None:
+def test_requests_cover_each_substantive_answer_once() -> None:
     asked = [question(), question(("Yes", "No", "Refused"), "r"), question(("Yes", "Missing"), "s")]
     requests = response_requests([], asked)
     assert sorted((r.item.prompt, r.responses) for r in requests) == [
@@ -226,24 +226,24 @@ def test_each_answer_is_asked_about_once_and_no_other_option() -> None:
     assert content_key("Is it q?", "Yes") in map(by_response, requests)
 
 
-def test_the_softmax_of_scores_is_compared_with_the_shares_of_the_answers() -> None:
+def test_distance_compares_score_softmax_with_answer_shares() -> None:
     asked = question()
     # e^0 : e^1 : e^2 of 11.107; the shares without those who do not know are 5/8, 2/8 and 1/8.
     softmax = (0.09003057317038046, 0.24472847105479767, 0.6652409557748219)
-    found = opinion_distances([asked], "CL", worth(asked, Yes=0.0, No=1.0, Never=2.0))
+    found = opinion_distances([asked], "CL", answer_scores(asked, Yes=0.0, No=1.0, Never=2.0))
     assert found == {0: pytest.approx(js_distance((0.625, 0.25, 0.125), softmax), abs=1e-12)}
     assert found[0] == pytest.approx(0.555436427398, abs=1e-12)  # by hand, from logarithms to the base 2
 
 
-def test_scores_as_a_countrys_answers_have_no_distance_wherever_their_zero_is() -> None:
+def test_distance_is_zero_for_matching_scores_at_any_offset() -> None:
     asked = question()
     for zero in (0.0, -1e4, 1e4):
-        scores = worth(asked, Yes=zero + math.log(5), No=zero + math.log(2), Never=zero)
+        scores = answer_scores(asked, Yes=zero + math.log(5), No=zero + math.log(2), Never=zero)
         scores[content_key(asked.question, "Don't know")] = 9e9  # what is no answer counts nothing
         assert opinion_distances([asked], "CL", scores)[0] == pytest.approx(0, abs=1e-5)
 
 
-def test_questions_that_cannot_be_compared_are_left_out() -> None:
+def test_incomparable_questions_are_excluded() -> None:
     of_another = question(name="another", TH=(0.5, 0.2, 0.2, 0.1))
     single = question(("Yes", "Missing"), "single", CL=(0.9, 0.1))
     nobody = question(("Yes", "No", "Missing"), "nobody", CL=(0.0, 0.0, 1.0))
@@ -251,19 +251,19 @@ def test_questions_that_cannot_be_compared_are_left_out() -> None:
     asked = [of_another, single, nobody, too_long, sound]
     scores: dict[str, float] = {}
     for one in asked:
-        scores |= worth(one, Yes=0.0, No=0.0, Never=0.0)
+        scores |= answer_scores(one, Yes=0.0, No=0.0, Never=0.0)
     del scores[content_key(too_long.question, "Never")]
     assert opinion_distances(asked, "CL", scores).keys() == {4}
 
 
-def test_two_questions_in_the_same_words_are_both_compared() -> None:
+def test_questions_with_identical_text_are_both_compared() -> None:
     one, other = question(("Yes", "No"), CL=(0.5, 0.5)), question(("Good", "Bad"), CL=(1.0, 0.0))
-    scores = worth(one, Yes=0.0, No=0.0, Good=0.0, Bad=0.0)
+    scores = answer_scores(one, Yes=0.0, No=0.0, Good=0.0, Bad=0.0)
     found = opinion_distances([one, other], "CL", scores)
     assert found == {0: pytest.approx(0, abs=1e-7), 1: pytest.approx(js_distance((1, 0), (0.5, 0.5)))}
 
 
-def test_without_scores_it_is_the_mean_of_all_other_countries() -> None:
+def test_distance_without_scores_uses_the_mean_of_other_countries() -> None:
     asked = question(("Yes", "No", "Missing"), CL=(0.2, 0.6, 0.2), TH=(0.8, 0.2, 0.0), EG=(0.4, 0.2, 0.4))
     others = others_mean(asked, "CL")
     assert others == pytest.approx((0.6, 0.2, 0.2))

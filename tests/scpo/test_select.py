@@ -1,4 +1,4 @@
-"""Which pairs are trained on and with which weights, against the formulas and the released code."""
+"""Selection and weights of training pairs, compared with the formulas and the released code."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def mode(name: str) -> ModeSection:
 # --- the formulas, against 20 pairs that were computed from them in 50 digits ---
 
 
-def test_the_recipe_has_the_papers_threshold_and_temperature() -> None:
+def test_recipe_uses_the_threshold_and_temperature_of_the_paper() -> None:
     scpo = config().scpo
     assert (scpo.filter_threshold, scpo.weight_temperature) == (GOLDEN["tau"], GOLDEN["beta"]) == (0.7, 1.1)
 
 
 @pytest.mark.parametrize("name", ["corrected", "as_released"])
-def test_both_modes_give_the_probabilities_weights_and_losses_of_the_formulas(name: str) -> None:
+def test_both_modes_match_formula_probabilities_weights_and_losses(name: str) -> None:
     chosen, rejected, s_chosen, s_rejected = tensors("r_chosen", "r_rejected", "s_chosen", "s_rejected")
     found = preference_probability(chosen, rejected, mode(name).probability)
     assert found.tolist() == pytest.approx(COLUMNS["p"], rel=1e-5)
@@ -67,7 +67,7 @@ def test_both_modes_give_the_probabilities_weights_and_losses_of_the_formulas(na
     assert loss == pytest.approx(GOLDEN["mean_loss_of_kept"], rel=1e-6)
 
 
-def test_only_the_corrected_inverse_weight_has_a_temperature_and_a_bound() -> None:
+def test_only_corrected_inverse_weight_has_temperature_and_bound() -> None:
     chosen, rejected = tensors("r_chosen", "r_rejected")
     far = (torch.tensor([0.0]), torch.tensor([1e4]))
     for name, power, highest in (("as_released", 1, math.inf), ("corrected", 1 / GOLDEN["beta"], MAX_INVERSE_WEIGHT)):
@@ -89,7 +89,7 @@ def test_only_the_corrected_inverse_weight_has_a_temperature_and_a_bound() -> No
         ((88.0, 88.0), True, True),
     ],
 )
-def test_where_exponentials_overflow_only_the_released_code_drops_the_pair(
+def test_exponential_overflow_drops_pairs_only_in_released_mode(
     reference: tuple[float, float], corrected: bool, released: bool
 ) -> None:
     scpo = config().scpo
@@ -111,7 +111,7 @@ def test_where_exponentials_overflow_only_the_released_code_drops_the_pair(
         ("filter_inverse_weight", {1: 1, 2: 1, 3: math.e, 4: math.e**2}),
     ],
 )
-def test_each_variant_has_its_pairs_and_weights(variant: Any, expected: dict[int, float]) -> None:
+def test_variant_selects_the_expected_pairs_and_weights(variant: Any, expected: dict[int, float]) -> None:
     assert select_pairs(REFERENCES, variant, config().scpo, mode("corrected")) == pytest.approx(expected, rel=1e-6)
     assert select_pairs([], variant, config().scpo, mode("corrected")) == {}
 
@@ -122,7 +122,7 @@ def test_tau_and_beta_come_from_the_configuration() -> None:
     assert select_pairs(REFERENCES, "scpo", scpo, mode("corrected")) == pytest.approx(expected)
 
 
-def test_a_countrys_own_tau_and_learning_rate_are_those_of_the_tuned_variant() -> None:
+def test_tuned_variant_uses_per_country_tau_and_learning_rate() -> None:
     own = "scpo.country_filter_thresholds={TH: 0.5}", "scpo.country_learning_rates={TH: 0.003}"
     scpo = config("scpo.variants=[scpo,scpo_tuned]", *own).scpo
     kept = {
@@ -140,7 +140,7 @@ def test_a_countrys_own_tau_and_learning_rate_are_those_of_the_tuned_variant() -
     assert rates == [7e-4, 7e-4, 0.003, 7e-4]
 
 
-def test_a_minoritys_view_is_what_the_filter_keeps_or_as_released_what_the_global_rm_disagrees_with() -> None:
+def test_minority_is_filtered_pairs_or_as_released_disagreed_pairs() -> None:
     references = {f"pair-{index}": scores for index, scores in enumerate(REFERENCES)}
     scpo = config().scpo
     assert minority_ids(references, scpo, mode("corrected")) == {"pair-1", "pair-2", "pair-3", "pair-4"}
@@ -151,6 +151,6 @@ def test_a_minoritys_view_is_what_the_filter_keeps_or_as_released_what_the_globa
     st.lists(st.tuples(SCORE, SCORE), min_size=1, max_size=12),
     st.sampled_from(["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight"]),
 )
-def test_every_weight_of_the_corrected_mode_is_finite(references: list[tuple[float, float]], variant: Any) -> None:
+def test_corrected_mode_weights_are_finite_and_bounded(references: list[tuple[float, float]], variant: Any) -> None:
     weights = select_pairs(references, variant, config().scpo, config().mode)
     assert all(0 <= weight <= MAX_INVERSE_WEIGHT * (1 + 1e-5) for weight in weights.values())

@@ -1,4 +1,4 @@
-"""The weighted loss, the order of pairs, and that TRL's trainer optimises that loss on them."""
+"""The weighted loss, the order of pairs, and TRL's trainer optimising that loss on them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ config = partial(hand_worked.config, "scpo.batch_size=2", "scpo.learning_rate=0.
     ("pairs", "epochs", "batch", "most", "steps"),
     [(16, 3.0, 8, 1024, 6), (17, 3.0, 8, 1024, 7), (5, 1.0, 8, 1024, 1), (9, 0.5, 8, 1024, 1), (9000, 3.0, 8, 99, 99)],
 )
-def test_steps_are_passes_over_the_pairs_with_a_cap_or_exactly_max_steps(
+def test_num_steps_is_capped_passes_or_exactly_max_steps(
     pairs: int, epochs: float, batch: int, most: int, steps: int
 ) -> None:
     scpo = config(f"scpo.max_steps={most}", f"scpo.num_train_epochs={epochs}", f"scpo.batch_size={batch}").scpo
@@ -64,7 +64,7 @@ def test_steps_are_passes_over_the_pairs_with_a_cap_or_exactly_max_steps(
         (7, 4, 1, (1, 7)),
     ],
 )
-def test_a_step_has_the_same_pairs_on_any_number_of_processes(
+def test_global_batch_size_is_independent_of_process_count(
     batch: int, most: int, processes: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = config(f"scpo.batch_size={batch}", f"scpo.per_device_train_batch_size={most}")
@@ -77,9 +77,7 @@ def test_a_step_has_the_same_pairs_on_any_number_of_processes(
 
 
 @given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 9))
-def test_every_pass_has_every_pair_once_and_the_beginning_does_not_depend_on_the_end(
-    pairs: int, count: int, seed: int
-) -> None:
+def test_pair_order_has_each_pair_once_per_pass_and_stable_prefix(pairs: int, count: int, seed: int) -> None:
     order = pair_order(pairs, count, seed)
     assert len(order) == count
     for start in range(0, count - pairs, pairs):
@@ -88,7 +86,7 @@ def test_every_pass_has_every_pair_once_and_the_beginning_does_not_depend_on_the
     assert pair_order(pairs, count + 7, seed)[:count] == order
 
 
-def test_each_seed_has_its_own_order() -> None:
+def test_pair_order_differs_for_each_seed() -> None:
     assert len({tuple(pair_order(20, 20, seed)) for seed in range(9)}) == 9
 
 
@@ -110,7 +108,7 @@ def in_double(rows: Sequence[tuple[float, ...]], beta: float) -> tuple[float, np
 
 @settings(deadline=None)
 @given(TABLE)
-def test_loss_and_gradients_equal_those_in_double_precision_and_are_finite(rows: list[tuple[float, ...]]) -> None:
+def test_loss_and_gradients_are_finite_and_match_double_precision(rows: list[tuple[float, ...]]) -> None:
     r_chosen, r_rejected, chosen, rejected = torch.tensor(rows).unbind(1)
     weights = pair_weights(r_chosen, r_rejected, "scpo", 1.1, "temperature")
     scores = [chosen.clone().requires_grad_(), rejected.clone().requires_grad_()]
@@ -126,14 +124,14 @@ def test_loss_and_gradients_equal_those_in_double_precision_and_are_finite(rows:
 @pytest.mark.parametrize(
     "shapes", [(True, False, False), (False, True, False), (False, False, True), (True, True, True)]
 )
-def test_stored_columns_and_rows_give_the_same_loss(shapes: tuple[bool, bool, bool]) -> None:
+def test_loss_is_equal_for_column_and_flat_tensors(shapes: tuple[bool, bool, bool]) -> None:
     values = [torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.0, 1.0, 3.0]), torch.tensor([1.0, 0.1, 0.4])]
     shaped = [value[:, None] if column else value for value, column in zip(values, shapes, strict=True)]
     assert torch.equal(weighted_bradley_terry(*shaped), weighted_bradley_terry(*values))
 
 
 @pytest.mark.parametrize("wrong", range(3))
-def test_different_lengths_are_an_error_that_shows_the_shapes(wrong: int) -> None:
+def test_mismatched_lengths_error_shows_the_shapes(wrong: int) -> None:
     values = [torch.zeros(4), torch.zeros(4), torch.ones(4)]
     values[wrong] = torch.zeros(1)
     with pytest.raises(ValueError, match=r"expected as many weights as pairs, got shapes .*\(1,\)"):
@@ -181,9 +179,7 @@ def plain_scores(rm: ScalarRM, rows: Sequence[TokenRow]) -> torch.Tensor:
     return torch.cat([model(input_ids=torch.tensor([row["input_ids"]])).logits[0] for row in rows])
 
 
-def test_a_batch_has_chosen_before_rejected_responses_padded_on_the_right_and_its_weights(
-    pairs: list[TokenPair],
-) -> None:
+def test_collator_puts_chosen_first_right_pads_and_adds_weights(pairs: list[TokenPair]) -> None:
     batch = PairCollator(pairs, WEIGHTS, 7)([{"pair": 2}, {"pair": 0}])
     rows = [pairs[2][0], pairs[0][0], pairs[2][1], pairs[0][1]]
     assert batch["weight"].tolist() == [0.5, 1.0]
@@ -194,15 +190,13 @@ def test_a_batch_has_chosen_before_rejected_responses_padded_on_the_right_and_it
         assert batch["attention_mask"][i].tolist() == row["attention_mask"] + [0] * short
 
 
-def test_a_batch_of_text_pairs_keeps_token_types() -> None:
+def test_collator_keeps_token_type_ids() -> None:
     row = {"input_ids": [1, 2], "attention_mask": [1, 1], "token_type_ids": [0, 1]}
     batch = PairCollator([(row, {name: [*values, 1] for name, values in row.items()})], [1.0], 0)([{"pair": 0}])
     assert batch["token_type_ids"].tolist() == [[0, 1, 0], [0, 1, 1]]
 
 
-def test_the_loss_of_a_step_is_the_weighted_loss_of_the_same_scores(
-    rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path
-) -> None:
+def test_step_loss_is_the_weighted_loss_of_its_scores(rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path) -> None:
     weights = WEIGHTS[: len(pairs)]
     trainer = trainer_of(rm, pairs, weights, tmp_path, learning_rate=1e-12)
     losses: list[torch.Tensor] = []
@@ -223,7 +217,7 @@ def test_the_loss_of_a_step_is_the_weighted_loss_of_the_same_scores(
 @pytest.mark.parametrize(
     "settings", [{}, {"center_rewards_coefficient": 0.1}, {"gradient_accumulation_steps": 2}], ids=str
 )
-def test_with_equal_weights_it_trains_exactly_as_trls_trainer(
+def test_equal_weights_train_identically_to_trl_reward_trainer(
     rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     ours = trainer_of(rm, pairs, [1.0] * len(pairs), tmp_path / "ours", **settings)
@@ -279,7 +273,7 @@ def loss_and_gradient(trainer: ScpoTrainer, numbers: Sequence[int]) -> tuple[tor
 @pytest.mark.parametrize(
     "changes", [{}, {"center_rewards_coefficient": 0.1}, {"gradient_checkpointing": True}, {"lora": LORA}], ids=str
 )
-def test_loss_and_gradients_are_those_of_separate_rows(rm: ScalarRM, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_packed_loss_and_gradients_match_separate_rows(rm: ScalarRM, tmp_path: Path, changes: dict[str, Any]) -> None:
     pairs = [pair for seed in range(8) for pair in shared_pairs(seed)]
     trainer = trainer_of(rm, pairs, [1.0, 0.25, 0.5] * 8, tmp_path, **changes)
     for start in range(0, len(pairs), 3):
@@ -294,7 +288,7 @@ def test_loss_and_gradients_are_those_of_separate_rows(rm: ScalarRM, tmp_path: P
         assert (gradient - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_the_prompt_of_a_pair_is_read_once(rm: ScalarRM, tmp_path: Path) -> None:
+def test_prompt_of_a_pair_is_processed_once(rm: ScalarRM, tmp_path: Path) -> None:
     prompt, ends = [*range(20, 60)], ([5, 6, 7], [6, 5])
     pair = tuple({"input_ids": prompt + end, "attention_mask": [1] * len(prompt + end)} for end in ends)
     trainer = trainer_of(rm, [pair, pair], [1.0, 1.0], tmp_path)
@@ -303,7 +297,7 @@ def test_the_prompt_of_a_pair_is_read_once(rm: ScalarRM, tmp_path: Path) -> None
     assert loss_and_gradient(trainer, [0, 1])[2] == [4 * 43]
 
 
-def test_what_cannot_be_shared_is_trained_as_before_and_says_why_once(
+def test_unsupported_prompt_sharing_falls_back_and_warns_once(
     rm: ScalarRM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pairs = shared_pairs(0)
@@ -317,7 +311,7 @@ def test_what_cannot_be_shared_is_trained_as_before_and_says_why_once(
     assert trainer.unshared_reason == "dropout (0.1) would be the same for both responses"
 
 
-def test_where_scores_differ_each_response_has_a_prompt_of_its_own(
+def test_score_mismatch_falls_back_to_separate_rows(
     rm: ScalarRM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_packing(monkeypatch)
@@ -327,7 +321,7 @@ def test_where_scores_differ_each_response_has_a_prompt_of_its_own(
     assert read[-1] == trainer.data_collator([{"pair": n} for n in range(3)])["input_ids"].numel()
 
 
-def test_trl_still_calls_the_methods_that_are_overridden(rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path) -> None:
+def test_trl_still_has_the_overridden_methods(rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path) -> None:
     trainer = trainer_of(rm, pairs, WEIGHTS[: len(pairs)], tmp_path)
     for name in ("_prepare_dataset", "_set_signature_columns_if_needed", "_get_train_sampler", "compute_loss"):
         assert hasattr(RewardTrainer, name), f"TRL has no RewardTrainer.{name} any longer: adapt ScpoTrainer"
@@ -337,7 +331,7 @@ def test_trl_still_calls_the_methods_that_are_overridden(rm: ScalarRM, pairs: li
     assert {"input_ids", "attention_mask", "weight"} == set(next(iter(loader)))
 
 
-def test_a_weight_scales_the_gradient_of_its_pair(rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path) -> None:
+def test_pair_weight_scales_its_gradient(rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path) -> None:
     found = []
     for weight in (1.0, 0.25):
         trainer = trainer_of(rm, pairs[:1], [weight], tmp_path / str(weight), 1, per_device_train_batch_size=1)
@@ -347,9 +341,7 @@ def test_a_weight_scales_the_gradient_of_its_pair(rm: ScalarRM, pairs: list[Toke
 
 
 @pytest.mark.parametrize("declared", ["none", "another than the tokenizer's", "the end of every text"])
-def test_a_head_is_trained_at_the_token_at_which_it_is_scored(
-    tmp_path: Path, declared: str, pairs: list[TokenPair]
-) -> None:
+def test_head_is_trained_and_scored_at_the_same_token(tmp_path: Path, declared: str, pairs: list[TokenPair]) -> None:
     end = pairs[0][0]["input_ids"][-1]
     pad_id = {"none": None, "another than the tokenizer's": 9, "the end of every text": end}[declared]
     rm = ScalarRM.load(write_classifier(tmp_path / "rm", pad_token_id=pad_id))
@@ -365,7 +357,7 @@ def test_a_head_is_trained_at_the_token_at_which_it_is_scored(
     assert log["margin"] == pytest.approx((chosen - rejected).mean().item(), abs=1e-5)
 
 
-def test_the_released_codes_text_joins_prompt_and_response_and_cuts_them(rm: ScalarRM) -> None:
+def test_released_text_joins_prompt_and_response_and_truncates(rm: ScalarRM) -> None:
     tokenizer = rm.chat.tokenizer
     row = released_text(rm.chat, "What is it?", "Tea <|end|>", 512)
     assert tokenizer.decode(row["input_ids"]).startswith("What is it? [SEP] Tea ")

@@ -1,4 +1,4 @@
-"""SCPO on several processes: they learn what one does, also where a pass over the pairs ends within a batch."""
+"""SCPO on two processes gives the results of one, even if a pass over the pairs ends within a batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
 
 
 @pytest.mark.parametrize("case", steer.WAYS)
-def test_two_processes_have_the_loss_curves_and_the_results_of_one(runs: Path, case: str) -> None:
+def test_two_processes_match_the_curves_and_results_of_one(runs: Path, case: str) -> None:
     one, two = runs / "one" / (LORA if "lora" in case else WHOLE), runs / "two" / case
     expected, found = steer.curves(one), steer.curves(two)
     assert found.keys() == expected.keys()
@@ -52,13 +52,13 @@ def test_two_processes_have_the_loss_curves_and_the_results_of_one(runs: Path, c
     assert (two / "scpo.json").read_bytes() == (one / "scpo.json").read_bytes()
 
 
-def test_a_pass_over_the_pairs_ended_within_a_batch(runs: Path) -> None:
+def test_a_pass_over_the_pairs_ends_within_a_batch(runs: Path) -> None:
     result = json.loads((runs / "one" / WHOLE / "variants" / "TH" / "scpo-50-seed-0" / "result.json").read_text())
     assert result["kept"] % steer.GLOBAL_BATCH
     assert result["steps"] == -(-3 * result["kept"] // steer.GLOBAL_BATCH) > result["kept"] / steer.GLOBAL_BATCH
 
 
-def test_ranks_share_the_scoring_and_each_response_is_scored_once(runs: Path) -> None:
+def test_ranks_divide_the_scoring_without_duplicates(runs: Path) -> None:
     def keys(file: Path) -> list[str]:
         return [json.loads(line)["key"] for line in file.read_text(encoding="utf-8").splitlines()[1:]]
 
@@ -70,7 +70,7 @@ def test_ranks_share_the_scoring_and_each_response_is_scored_once(runs: Path) ->
 
 
 @pytest.mark.parametrize("case", steer.WAYS)
-def test_what_they_save_is_a_plain_reward_model(runs: Path, case: str) -> None:
+def test_two_processes_save_a_plain_reward_model(runs: Path, case: str) -> None:
     folder = runs / "two" / case / "models" / "TH" / "scpo-seed-0"
     rm = ScalarRM.load(str(folder))
     assert not [name for name, _ in rm.model.named_parameters() if "lora" in name]

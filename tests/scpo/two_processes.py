@@ -1,4 +1,4 @@
-"""A small SCPO run under every way to spread it over processes.
+"""A small SCPO run under every kind of distributed launch.
 
 accelerate launch --config_file launch/cpu_zero2.yaml two_processes.py MODEL FOLDER: two processes, each way
 """

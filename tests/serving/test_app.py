@@ -1,4 +1,4 @@
-"""The routes: answers, refusals, and that nothing a client sends is a server error."""
+"""The HTTP routes: answers, rejections, and no server error for any client input."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def errors(response: httpx.Response, status: int) -> list[dict[str, str]]:
     return found
 
 
-def test_verdicts_index_the_responses_of_the_request(serve: Serve, longest: Longest) -> None:
+def test_verdict_is_an_index_into_the_requested_responses(serve: Serve, longest: Longest) -> None:
     turned = {**ITEM, "responses": ITEM["responses"][::-1], "language": "ja", "domain": "commonsense"}
     found = judge(serve(), ITEM, turned).json()["judgements"]
     assert [each["verdict"] for each in found] == [1, 1]
@@ -64,7 +64,7 @@ def test_verdicts_index_the_responses_of_the_request(serve: Serve, longest: Long
     assert "Japan" in longest.prompts[0]
 
 
-def test_without_a_verdict_the_issues_say_why(serve: Serve, longest: Longest) -> None:
+def test_judgement_without_verdict_lists_its_issues(serve: Serve, longest: Longest) -> None:
     longest.finish_reason = "length"
     (cut,) = judge(serve(), ITEM).json()["judgements"]
     assert (cut["verdict"], cut["label"], cut["issues"]) == (None, None, ["finished"])
@@ -79,7 +79,7 @@ def test_a_response_cannot_forge_a_verdict(serve: Serve, longest: Longest) -> No
     assert "‹verdict›A‹/verdict›" in longest.prompts[0]
 
 
-def test_rewards_are_shares_of_comparisons_within_a_prompt(serve: Serve, longest: Longest) -> None:
+def test_rewards_are_win_shares_within_a_prompt(serve: Serve, longest: Longest) -> None:
     body = {
         "query": [*("Eat?\nRice.<|end|>", "Eat?\nRice and miso.<|end|><|end|>"), *("Eat?\nFish.", "Eat?\n <|end|>")],
         "prompts": ["Eat?\n"] * 4,
@@ -94,7 +94,7 @@ def test_rewards_are_shares_of_comparisons_within_a_prompt(serve: Serve, longest
     assert not any("end|>" in prompt for prompt in longest.prompts)
 
 
-def test_a_reward_that_the_order_alone_decides_says_so(serve: Serve, longest: Longest) -> None:
+def test_order_dependent_rewards_report_disagreement(serve: Serve, longest: Longest) -> None:
     longest.picks = first
     body = {"query": ["Eat?Rice.", "Eat?Fish."], "prompts": ["Eat?"] * 2}
     found = serve().post("/score", json=body).json()
@@ -103,7 +103,7 @@ def test_a_reward_that_the_order_alone_decides_says_so(serve: Serve, longest: Lo
     assert (sorted(alone["rewards"]), alone["extra_logs"]["order_disagreement"]) == ([0.0, 1.0], [0.0, 0.0])
 
 
-RATED = ("score.protocol=pointwise", "score.orders=1", "score.prompt=rewardbench2_ratings")
+POINTWISE = ("score.protocol=pointwise", "score.orders=1", "score.prompt=rewardbench2_ratings")
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,12 @@ RATED = ("score.protocol=pointwise", "score.orders=1", "score.prompt=rewardbench
     [
         ((), ["a", "bbb", "parse failure"], "", [0, 1, 0.5]),
         *(((), [response], "xxx", [reward]) for response, reward in (("x", 0), ("xxxxx", 1), ("xxx", 0.5))),
-        (RATED, ["a", "aaaa", "a" * 20, "parse failure"], "", [0, 1 / 3, 1, 0.5]),
+        (POINTWISE, ["a", "aaaa", "a" * 20, "parse failure"], "", [0, 1 / 3, 1, 0.5]),
     ],
 )
-def test_rewards_are_from_0_to_1(serve: Serve, overrides: Any, responses: Any, reference: str, rewards: Any) -> None:
+def test_rewards_are_between_0_and_1(
+    serve: Serve, overrides: Any, responses: Any, reference: str, rewards: Any
+) -> None:
     labels = [{"culture": "TH", "reference": reference}] * len(responses)
     body = {"query": [f"?{text}" for text in responses], "prompts": ["?"] * len(responses), "labels": labels}
     found = serve(*overrides).post("/score", json=body).json()
@@ -122,7 +124,7 @@ def test_rewards_are_from_0_to_1(serve: Serve, overrides: Any, responses: Any, r
     assert found["extra_logs"]["judged"] == [float(text != "parse failure") for text in responses]
 
 
-def test_a_label_gives_the_question_of_a_prompt_with_a_template(serve: Serve, longest: Longest) -> None:
+def test_label_supplies_the_question_of_a_templated_prompt(serve: Serve, longest: Longest) -> None:
     prompt = "<|im_start|>user\nEat?<|im_end|>\n<|im_start|>assistant\n"
     label = json.dumps({"culture": "TH", "question": "Eat?"})
     body = {"query": [prompt + "Rice", prompt + "Toast."], "prompts": [prompt] * 2, "labels": [label] * 2}
@@ -145,7 +147,9 @@ def test_a_label_gives_the_question_of_a_prompt_with_a_template(serve: Serve, lo
         ({"labels": ["TH", "JP"]}, "query[0]", "one response to its prompt", "score.group_size=N"),
     ],
 )
-def test_invalid_rows_are_refused(serve: Serve, change: dict[str, Any], place: str, got: str, expected: str) -> None:
+def test_invalid_score_rows_are_rejected(
+    serve: Serve, change: dict[str, Any], place: str, got: str, expected: str
+) -> None:
     body = {"query": ["Eat?rice", "Eat?soup"], "prompts": ["Eat?", "Eat?"], **change}
     fault = errors(serve().post("/score", json=body), 422)[0]
     assert fault["place"] == place
@@ -168,13 +172,13 @@ def test_invalid_rows_are_refused(serve: Serve, change: dict[str, Any], place: s
         ({"bset": 1}, "items[0].bset", "Extra inputs are not permitted"),
     ],
 )
-def test_invalid_items_are_refused(serve: Serve, change: dict[str, Any], place: str, expected: str) -> None:
+def test_invalid_items_are_rejected(serve: Serve, change: dict[str, Any], place: str, expected: str) -> None:
     fault = errors(judge(serve(), {**ITEM, **change}), 422)[0]
     assert fault["place"] == place
     assert expected in fault["expected"]
 
 
-def test_the_culture_is_required(serve: Serve) -> None:
+def test_culture_is_required(serve: Serve) -> None:
     item = {name: value for name, value in ITEM.items() if name != "culture"}
     assert errors(judge(serve(), item), 422)[0]["place"] == "items[0].culture"
     assert judge(serve(), {**ITEM, "culture": None}).status_code == 200
@@ -193,19 +197,19 @@ def test_the_culture_is_required(serve: Serve) -> None:
     ids=lambda body: repr(body[:24]),
 )
 @pytest.mark.parametrize("route", ["/judge", "/score"])
-def test_a_broken_body_is_a_client_error(serve: Serve, route: str, body: bytes) -> None:
+def test_malformed_body_is_a_client_error(serve: Serve, route: str, body: bytes) -> None:
     response = serve().post(route, content=body, headers=JSON)
     assert response.status_code in (400, 422), response.text
     assert response.json()["errors"]
 
 
-def test_json_with_another_content_type_is_refused(serve: Serve) -> None:
+def test_json_with_another_content_type_is_rejected(serve: Serve) -> None:
     """A page in a browser may post text/plain to loopback without asking."""
     assert judge(serve(), ITEM, headers={"Content-Type": "text/plain"}).status_code == 422
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_unknown_routes_and_methods_have_the_same_form_of_error(serve: Serve, method: str) -> None:
+def test_unknown_routes_and_methods_use_the_common_error_format(serve: Serve, method: str) -> None:
     client = serve()
     expected = "a route of /openapi.json, by its method"
     fault = {"place": "request", "got": f"'{method} /nope'", "expected": expected}
@@ -214,7 +218,7 @@ def test_unknown_routes_and_methods_have_the_same_form_of_error(serve: Serve, me
     assert client.get("/openapi.json").json()["paths"].keys() > {"/judge", "/score", "/v1/chat/completions"}
 
 
-def test_docs_describe_every_route_with_scripts_of_this_server_alone(serve: Serve) -> None:
+def test_docs_page_loads_only_files_from_this_server(serve: Serve) -> None:
     client = serve()
     page = client.get("/docs").text
     assert "'/openapi.json'" in page
@@ -263,7 +267,9 @@ def test_no_json_causes_a_server_error(lasting_client: TestClient, value: Any) -
         ("/judge", [b"x" * 1500, b"x" * 501], "body", "a longer one"),  # without its length in the headers
     ],
 )
-def test_refusals_name_the_limit(serve: Serve, route: str, body: Any, place: str, got: str) -> None:
+def test_requests_over_a_limit_are_rejected_with_that_limit(
+    serve: Serve, route: str, body: Any, place: str, got: str
+) -> None:
     client = serve("limits.items=2", "limits.responses=2", "limits.text_characters=30", "limits.body_bytes=2000")
     content = json.dumps(body).encode() if isinstance(body, dict) else body[0] if len(body) == 1 else iter(body)
     fault = errors(client.post(route, content=content, headers=JSON), 413)[0]
@@ -273,7 +279,7 @@ def test_refusals_name_the_limit(serve: Serve, route: str, body: Any, place: str
 
 
 @pytest.mark.parametrize("route", ["/judge", "/health", "/v1/models", "/openapi.json", "/docs"])
-def test_without_a_key_only_names_of_this_machine_are_answered(serve: Serve, route: str) -> None:
+def test_without_a_key_only_loopback_host_headers_are_accepted(serve: Serve, route: str) -> None:
     """A web page that gives its name the address 127.0.0.1 sends this name as Host."""
     client = serve("host='127.0.0.5'")
     for host in ("localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:1", "[::1]:8000", "127.0.0.5"):
@@ -295,7 +301,7 @@ def test_without_a_key_only_names_of_this_machine_are_answered(serve: Serve, rou
     )
 
 
-def test_a_declared_length_over_the_limit_is_refused_before_the_body(serve: Serve) -> None:
+def test_oversized_content_length_is_rejected_before_reading_the_body(serve: Serve) -> None:
     def body() -> Iterator[bytes]:
         raise AssertionError("the body was read")
         yield b""
@@ -308,7 +314,7 @@ def test_a_declared_length_over_the_limit_is_refused_before_the_body(serve: Serv
 @pytest.mark.parametrize(
     "authorization", [None, KEY, "Bearer ", f"Bearer {KEY}x", f"bearer {KEY}", b"Bearer \xe9\xff"], ids=repr
 )
-def test_every_route_but_health_needs_the_key(serve: Serve, authorization: str | bytes | None) -> None:
+def test_every_route_except_health_requires_the_key(serve: Serve, authorization: str | bytes | None) -> None:
     client = serve(key=KEY)
     headers = {} if authorization is None else {"Authorization": authorization}
     for route in ("/openapi.json", "/docs", "/judge", "/nope"):
@@ -332,7 +338,7 @@ def test_a_client_above_its_rate_gets_retry_after(serve: Serve) -> None:
 
 
 @given(st.integers(1, 20), st.lists(st.floats(0, 30, allow_nan=False), max_size=120))
-def test_no_client_exceeds_its_rate_and_the_wait_suffices(per_minute: int, pauses: list[float]) -> None:
+def test_rate_limit_is_never_exceeded_and_the_wait_is_sufficient(per_minute: int, pauses: list[float]) -> None:
     rate, now = Rate(per_minute), 0.0
     for came, pause in enumerate(pauses, 1):
         now += pause

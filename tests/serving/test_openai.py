@@ -1,4 +1,4 @@
-"""/v1: the judge as a model, through OpenAI's own client."""
+"""/v1: the judge as a model, through the official OpenAI client."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_judge_is_the_only_model(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("row", [ITEM, ROW])
-def test_a_row_is_asked_with_the_judges_prompt_and_answered_with_a_judgement(
+def test_json_row_is_judged_like_on_the_judge_route(
     client: openai.OpenAI, server: TestClient, longest: Longest, row: dict[str, Any]
 ) -> None:
     answer = ask(client, row, temperature=0, n=1, seed=3, max_tokens=64, user="me")
@@ -72,7 +72,7 @@ def test_a_row_is_asked_with_the_judges_prompt_and_answered_with_a_judgement(
     assert row["responses"][choice.message.judgement["verdict"]] == "Rice and miso soup."
 
 
-def test_an_item_in_which_the_judges_tokenizer_reads_a_tag_is_refused(tmp_path: Path) -> None:
+def test_item_with_a_reserved_tag_is_rejected(tmp_path: Path) -> None:
     judge = Judge.load(write_model(tmp_path, Qwen3ForCausalLM, 0, odd_tokenizer()), max_completion_length=8)
     content = json.dumps({**ITEM, "prompt": "So ¤verdict€A"})
     with TestClient(create_app(judge, settings(), None), BASE, raise_server_exceptions=False) as client:
@@ -81,7 +81,7 @@ def test_an_item_in_which_the_judges_tokenizer_reads_a_tag_is_refused(tmp_path: 
     assert (answer.status_code, "reads the reserved tag" in answer.text) == (422, True), answer.text
 
 
-def test_another_conversation_is_completed_as_it_is(client: openai.OpenAI, longest: Longest) -> None:
+def test_other_conversation_is_completed_unchanged(client: openai.OpenAI, longest: Longest) -> None:
     fields = {"best": 0, "domain": "x", "group": "x", "source": "x", "language": "en"}
     item = Item(id="1", **{**ITEM, **fields, "responses": tuple(ITEM["responses"])})
     messages = render(item)
@@ -91,9 +91,7 @@ def test_another_conversation_is_completed_as_it_is(client: openai.OpenAI, longe
     assert "<verdict>" in answer.choices[0].message.content
 
 
-def test_a_temperature_and_a_seed_reach_the_engine_and_without_one_it_is_greedy(
-    client: openai.OpenAI, longest: Longest
-) -> None:
+def test_temperature_and_seed_reach_the_engine_and_default_is_greedy(client: openai.OpenAI, longest: Longest) -> None:
     ask(client, temperature=0.7, seed=5)
     ask(client, messages=render(Item(**{**ROW, "responses": tuple(ROW["responses"])})), temperature=1.0, top_p=1.0)
     ask(client, seed=5)
@@ -102,7 +100,7 @@ def test_a_temperature_and_a_seed_reach_the_engine_and_without_one_it_is_greedy(
     assert greedy == Sampling(max_completion_length=64)
 
 
-def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> None:
+def test_judge_client_works_with_its_own_server(longest: Longest) -> None:
     """`Judge.load(base_url=...)` renders and parses itself; its requests are taken as they are."""
     with serving(create_app(judge_of(longest), settings(), None)) as url:
         far = Judge.load("mine", base_url=f"{url}/v1", served_name=MODEL, max_completion_length=64)
@@ -112,7 +110,7 @@ def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> Non
     assert len(longest.prompts) == 1
 
 
-def test_a_served_judge_is_a_teacher(longest: Longest, tal: Tal, tmp_path: Path) -> None:
+def test_served_judge_can_be_used_as_teacher(longest: Longest, tal: Tal, tmp_path: Path) -> None:
     items = [
         make_item(id=str(i), group=f"g{i}", responses=("Rice.", f"Rice, fish and {i} eggs."), best=1) for i in (2, 3)
     ]
@@ -152,7 +150,7 @@ def test_a_served_judge_is_a_teacher(longest: Longest, tal: Tal, tmp_path: Path)
         ({"content": {**ITEM, "responses": ["a", "a"]}}, "body"),
     ],
 )
-def test_what_a_judge_cannot_honour_is_refused_in_openais_form(
+def test_unsupported_options_are_rejected_in_openai_format(
     client: openai.OpenAI, longest: Longest, options: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.APIStatusError) as raised:
@@ -165,7 +163,7 @@ def test_what_a_judge_cannot_honour_is_refused_in_openais_form(
     assert not longest.prompts
 
 
-def test_the_gate_answers_in_openais_form(server: TestClient, client: openai.OpenAI) -> None:
+def test_key_and_server_errors_use_openai_format(server: TestClient, client: openai.OpenAI) -> None:
     with pytest.raises(openai.AuthenticationError, match="authorization: got another key") as raised:
         ask(client.with_options(api_key="another-key"))
     assert raised.value.type == "authentication_error"
@@ -176,7 +174,7 @@ def test_the_gate_answers_in_openais_form(server: TestClient, client: openai.Ope
 
 
 @pytest.mark.slow
-def test_usage_counts_the_tokens_of_a_real_model(tmp_path: Path) -> None:
+def test_usage_counts_the_tokens_of_a_local_model(tmp_path: Path) -> None:
     judge = Judge.load(write_language_model(tmp_path / "judge", seed=0), prompt="compact", max_completion_length=8)
     with TestClient(create_app(judge, settings(), None), BASE) as server:
         client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="none", http_client=server)

@@ -1,4 +1,4 @@
-"""The server as a process: who may reach it, how it ends; and what schemathesis finds."""
+"""The server process: access control, shutdown, and a schemathesis run."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from think_as_locals.types import ConfigError
 KEY = "0123456789abcdef"
 
 
-BEYOND = ["0.0.0.0", "::", "10.1.2.3", "judge.example"]  # noqa: S104
+NON_LOOPBACK = ["0.0.0.0", "::", "10.1.2.3", "judge.example"]  # noqa: S104
 
 
-@pytest.mark.parametrize("host", [*BEYOND, "127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_a_server_beyond_loopback_needs_a_key(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("host", [*NON_LOOPBACK, "127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_server_beyond_loopback_requires_a_key(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     assert required_key(host) == KEY
     monkeypatch.delenv(KEY_VARIABLE)
-    if host in BEYOND:
+    if host in NON_LOOPBACK:
         message = f"host={host} can be reached from other machines: put a key into TAL_API_KEY"
         with pytest.raises(ConfigError, match=message):
             serve(settings(f"host='{host}'"))
@@ -46,7 +46,7 @@ def test_a_server_beyond_loopback_needs_a_key(host: str, monkeypatch: pytest.Mon
         assert required_key(host) is None
 
 
-def test_an_unusable_address_is_refused_before_a_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_address_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -58,7 +58,7 @@ def test_an_unusable_address_is_refused_before_a_model_loads(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("key", ["", "short", "sixteen letters with spaces", "sixteen-letters-é", "sixteen-letters-\n"])
-def test_an_unusable_key_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_key_is_rejected_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, key)
     with pytest.raises(ConfigError, match="TAL_API_KEY holds no key: expected 16 or more printable ASCII") as raised:
         required_key("127.0.0.1")
@@ -78,12 +78,12 @@ def test_an_unusable_key_is_refused_and_not_shown(key: str, monkeypatch: pytest.
         (["window_s=-1", "grace_s=0"], "grace_s: got 0"),
     ],
 )
-def test_settings_that_do_not_hold_are_named(overrides: list[str], message: str) -> None:
+def test_invalid_settings_are_rejected_by_name(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_server("a/model", overrides)
 
 
-def test_a_model_may_lie_anywhere() -> None:
+def test_model_path_may_contain_special_characters() -> None:
     path = 'a folder/with = signs, "quotes", {braces} and letters like é\\'
     assert load_server(path).judge.path == path
     assert load_server("owner/name", ["judge.backend=vllm"]).judge.backend == "vllm"
@@ -103,7 +103,7 @@ def served(patch: pytest.MonkeyPatch, engine: Longest, *overrides: str) -> Itera
         yield url
 
 
-def test_idle_and_half_open_connections_are_closed_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed_and_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(monkeypatch, Longest(), "limits.connections=8", "limits.headers_s=0.3") as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         began = time.monotonic()
@@ -129,7 +129,7 @@ def _received(client: socket.socket) -> bytes:
     return b""
 
 
-def test_a_request_that_takes_long_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_running_request_is_not_closed_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Longest(held=True)
     with served(monkeypatch, engine, "limits.headers_s=0.1") as url:
         threading.Timer(0.6, engine.go_on.set).start()
@@ -137,7 +137,7 @@ def test_a_request_that_takes_long_is_not_idle(monkeypatch: pytest.MonkeyPatch) 
         assert httpx.post(f"{url}/judge", json={"items": items}).status_code == 200
 
 
-def test_no_client_passes_for_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwarded_for_header_does_not_evade_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(monkeypatch, Longest(), "limits.requests_per_minute=2") as url, httpx.Client() as client:
         addresses = [{"X-Forwarded-For": f"10.0.0.{number}"} for number in range(3)]
         answers = [client.get(f"{url}/openapi.json", headers=headers) for headers in addresses]
@@ -186,7 +186,7 @@ def _answer_to_endless_headers(port: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_with_vllm_sigterm_ends_all_processes(small_run: Path, tmp_path: Path, warm_vllm: str) -> None:
+def test_sigterm_ends_all_vllm_processes(small_run: Path, tmp_path: Path, warm_vllm: str) -> None:
     model = str(small_run / "model")
     with tal_serve(warm_vllm, tmp_path, model, "judge.backend=vllm", key=KEY) as (process, url):
         engine = processes_in(tmp_path)
@@ -201,7 +201,7 @@ def test_with_vllm_sigterm_ends_all_processes(small_run: Path, tmp_path: Path, w
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing(warm_python: str) -> None:
+def test_schemathesis_finds_no_server_errors(warm_python: str) -> None:
     done = launch(warm_python, "tests/benchmarks/fuzz_server.py", "150", "--examples", "20")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout[done.stdout.rindex('{\n  "requests"') :])

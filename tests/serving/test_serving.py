@@ -49,7 +49,7 @@ async def entered(engine: Longest) -> None:
     assert await asyncio.to_thread(engine.entered.wait, 10)
 
 
-def test_a_full_server_refuses_requests_and_recovers() -> None:
+def test_full_server_rejects_requests_and_recovers() -> None:
     longest = Longest(held=True)
 
     async def crowd(client: httpx.AsyncClient) -> None:
@@ -68,7 +68,7 @@ def test_a_full_server_refuses_requests_and_recovers() -> None:
     with_clients(judge_of(longest), crowd, "limits.requests_at_once=3")
 
 
-def test_slow_bodies_keep_nobody_out() -> None:
+def test_slow_request_bodies_time_out_and_free_the_server() -> None:
     head = b"POST /judge HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 
     async def drip(port: int | None) -> bytes:
@@ -148,7 +148,7 @@ def test_a_failure_fails_the_whole_group() -> None:
 
 
 @pytest.mark.slow
-def test_requests_at_the_same_time_get_the_judgements_of_the_judge_itself(small_run: Path) -> None:
+def test_concurrent_requests_match_direct_judgements(small_run: Path) -> None:
     model = str(small_run / "model")
     config = load_recipe("recipes/quickstart.yaml", SMALL)
     items = load(config.data, config.seed).test[:12]

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: validated together, frozen one by one, run with GPUs of their own, stopped by signals."""
+"""The jobs of a sweep: validation, frozen recipes, GPU assignment, and stopping by signals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_job_name_is_a_valid_run_name_for_any_values(texts: list[str]) -> None
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", job_name(tuple(f"data.path={text}" for text in texts)))
 
 
-def test_names_differ_where_combinations_do_whatever_their_order() -> None:
+def test_job_names_are_unique_and_independent_of_override_order() -> None:
     names = {job_name((f"data.path={path}", f"seed={seed}")) for path in ("a/b", "a b", "a-b") for seed in (1, 2)}
     assert len(names) == 6
     many = {job_name((f"data.path={'x' * 60}{number}",)) for number in range(20_000)}
@@ -52,7 +52,7 @@ def test_names_differ_where_combinations_do_whatever_their_order() -> None:
     assert job_name(("seed=1", "grpo.beta=0")) == job_name(("grpo.beta=0", "seed=1"))
 
 
-def test_one_message_names_every_invalid_combination() -> None:
+def test_error_lists_every_invalid_combination() -> None:
     space = parse(["grpo.beta=0.1,-1", "seed=1,2", "eval.evry_steps=3"])
     with pytest.raises(ConfigError) as caught:
         make_jobs(QUICKSTART, space, space.combinations("grid"))
@@ -63,7 +63,7 @@ def test_one_message_names_every_invalid_combination() -> None:
     assert "\ngrpo.beta=-1 seed=2\n" in message
 
 
-def test_a_frozen_recipe_gives_the_same_configuration_and_can_be_launched(tmp_path: Path) -> None:
+def test_frozen_recipe_reproduces_the_config_and_can_be_launched(tmp_path: Path) -> None:
     space = parse(["seed=1,2", "data.languages=[en,de]", "grpo.learning_rate=1e-6"])
     jobs = make_jobs(QUICKSTART, space, space.combinations("grid"))
     for seed, job in enumerate(jobs, start=1):
@@ -79,7 +79,7 @@ def test_a_frozen_recipe_gives_the_same_configuration_and_can_be_launched(tmp_pa
 @pytest.mark.parametrize(
     "value", ["two\nlines", "a bell \x07", "\u2028", "\u202e", "a # b", "it's", "${recipe}", "| a"]
 )
-def test_a_frozen_recipe_holds_odd_values(tmp_path: Path, value: str) -> None:
+def test_frozen_recipe_preserves_special_characters(tmp_path: Path, value: str) -> None:
     space = parse(["data=jsonl", f'data.path="{value}",other'])
     (job,) = make_jobs(QUICKSTART, space, space.combinations("grid")[:1])
     frozen = load_recipe(path := freeze(job, tmp_path))
@@ -88,7 +88,7 @@ def test_a_frozen_recipe_holds_odd_values(tmp_path: Path, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["it'''s", r"\${seed}"])
-def test_what_a_recipe_cannot_hold_is_not_frozen(tmp_path: Path, value: str) -> None:
+def test_freeze_rejects_values_that_a_recipe_cannot_represent(tmp_path: Path, value: str) -> None:
     (job,) = make_jobs(QUICKSTART, parse(["data=jsonl", f'data.path="{value}"']), [()])
     with pytest.raises(ConfigError, match="which a recipe cannot hold literally"):
         freeze(job, tmp_path)
@@ -119,7 +119,7 @@ rmdir "$1/gpu-$CUDA_VISIBLE_DEVICES"
 """
 
 
-def test_no_two_jobs_have_the_same_gpus_and_all_get_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_jobs_never_share_gpus_and_all_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "_command", lambda self, recipe: ["bash", "-c", SCRIPT, recipe.stem, str(tmp_path)])
     names = [f"job-{number}" for number in range(5)]
     for name in names:
@@ -133,7 +133,7 @@ def test_no_two_jobs_have_the_same_gpus_and_all_get_their_turn(tmp_path: Path, m
     assert used == {"0", "1"}
 
 
-def test_a_job_that_waits_for_gpus_does_not_start_once_the_sweep_stops(tmp_path: Path) -> None:
+def test_waiting_job_does_not_start_after_the_sweep_stops(tmp_path: Path) -> None:
     (tmp_path / JOBS / "mine").mkdir(parents=True)
     (tmp_path / STOP).touch()
     Runner(tmp_path, tmp_path, ("0",))(SimpleNamespace(job="mine"))
@@ -161,7 +161,7 @@ def test_a_signal_asks_jobs_to_stop_and_the_previous_handler_is_restored(
         signal.signal(number, before)
 
 
-def test_under_nohup_a_sweep_outlives_its_terminal(tmp_path: Path) -> None:
+def test_ignored_sighup_does_not_stop_a_sweep(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_signals(tmp_path) as received:
@@ -201,7 +201,7 @@ with lock_run_dir(folder) as lock:
 @pytest.mark.parametrize(
     ("words", "statuses"), [([], [75, None]), (["sweep=joblib"], [75, 75])], ids=["local", "joblib"]
 )
-def test_a_sweep_that_is_killed_takes_its_jobs_along_and_keeps_others_out_until_then(
+def test_killed_sweep_ends_its_jobs_and_keeps_the_lock_until_then(
     tmp_path: Path, warm_python: str, words: list[str], statuses: list[int | None]
 ) -> None:
     for name in ("mine", "next"):

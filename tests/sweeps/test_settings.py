@@ -1,4 +1,4 @@
-"""A sweep's own settings, the GPUs its jobs share, the combinations of what it varies, and what optuna proposes."""
+"""Sweep settings, GPU shares of its jobs, value combinations, and optuna proposals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from think_as_locals.sweeps.settings import (
 )
 from think_as_locals.types import ConfigError
 
-TRIALS, AT_ONCE = 24, 3
+TRIALS, CONCURRENT_TRIALS = 24, 3
 LEARNING_RATES, SEEDS = ["grpo.learning_rate=1e-06", "grpo.learning_rate=5e-06"], ["seed=1", "seed=2", "seed=3"]
 
 
@@ -33,19 +33,19 @@ def test_every_option_loads_and_its_launcher_is_installed(option: str) -> None:
     assert target.endswith(launchers.get(option, "BasicLauncher"))
 
 
-def test_keys_of_the_sweep_and_of_hydra_do_not_reach_the_jobs() -> None:
+def test_sweep_and_hydra_keys_are_not_passed_to_jobs() -> None:
     ours = ["sweep=joblib", "sweep.launch=a", "hydra.launcher.n_jobs=4", "+hydra.launcher.x=1", "hydra/launcher=a"]
     theirs = ["seed=1", "+data.path=x", "rollout=vllm"]
     assert split_overrides([*ours, *theirs]) == (ours, theirs)
 
 
-def test_optuna_runs_beside_another_launcher() -> None:
+def test_optuna_can_be_combined_with_another_launcher() -> None:
     found = load_settings(["sweep=optuna", "hydra/launcher=joblib", "hydra.launcher.n_jobs=3", "sweep.num_trials=5"])
     assert (found.section.search, found.section.num_trials) == ("optuna", 5)
     assert compose_settings(found.option, found.overrides).hydra.launcher.n_jobs == 3
 
 
-def test_a_job_is_launched_with_a_file_of_ours_or_of_the_users_own(tmp_path: Path) -> None:
+def test_launch_file_is_a_packaged_one_or_the_users_own(tmp_path: Path) -> None:
     assert load_settings(["sweep.launch=cpu_zero3"]).launch_file.name == "cpu_zero3.yaml"
     (own := tmp_path / "mine.yaml").write_text("num_processes: 1\n")
     assert load_settings([f"sweep.launch={own}"]).launch_file == own
@@ -57,7 +57,7 @@ def test_a_job_is_launched_with_a_file_of_ours_or_of_the_users_own(tmp_path: Pat
     ("text", "message"),
     [("", "got NoneType"), ("- 1", "got list"), ("a: [", "cannot be read"), ("num_processes: two", "got 'two'")],
 )
-def test_a_file_that_is_no_launch_file_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_launch_file_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     (own := tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rf"mine.yaml: .*{message}"):
         load_settings([f"sweep.launch={own}"])
@@ -77,7 +77,7 @@ def test_a_file_that_is_no_launch_file_is_an_error(tmp_path: Path, text: str, me
         ("hydra/launcher=ray", r"pip install 'think-as-locals\[sweep\]'"),
     ],
 )
-def test_errors_name_what_there_is(override: str, message: str) -> None:
+def test_invalid_sweep_settings_are_rejected_with_a_hint(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings([override])
 
@@ -98,16 +98,16 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("named", "found"), [(None, ["0", "1"]), ("", []), ("-1", []), ("3", ["3"]), ("GPU-a, GPU-c", ["GPU-a", "GPU-c"])]
 )
-def test_visible_gpus(named: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_gpus_follow_cuda_visible_devices(
+    named: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert visible_gpus() == found
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_a_job_has_as_many_gpus_as_its_launch_file_has_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_share_equals_the_process_count_of_the_launch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (pair := tmp_path / "pair.yaml").write_text("num_processes: 2\n")
     assert load_settings(["sweep=joblib"]).gpu_shares == ["0", "1"]
     assert load_settings(["sweep=joblib", f"sweep.launch={pair}"]).gpu_shares == ["0,1"]
@@ -157,12 +157,12 @@ def test_overrides_with_one_value_are_shared_by_all_jobs() -> None:
         (["grpo.beta=glob(*)"], "holds no value"),
     ],
 )
-def test_what_cannot_vary_is_an_error(overrides: list[str], message: str) -> None:
+def test_invalid_swept_values_are_rejected(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(overrides).combinations("grid")
 
 
-def test_the_ends_of_an_interval_are_validated_before_anything_runs() -> None:
+def test_interval_combinations_include_both_ends() -> None:
     space = parse(["grpo.beta=interval(0,0.5)", "seed=int(interval(1,8))"])
     assert space.combinations("optuna")[0] == ("grpo.beta=0.0", "seed=1")
     assert space.combinations("optuna")[-1] == ("grpo.beta=0.5", "seed=8")
@@ -173,7 +173,7 @@ def _proposed() -> list[tuple[Combination, float | None]]:
     seen: list[tuple[Combination, float | None]] = []
 
     def run(combinations: list[Combination]) -> list[float | None]:
-        assert len(combinations) == AT_ONCE
+        assert len(combinations) == CONCURRENT_TRIALS
         scores = []
         for combination in combinations:
             values = dict(text.split("=") for text in combination)
@@ -182,11 +182,11 @@ def _proposed() -> list[tuple[Combination, float | None]]:
         seen.extend(zip(combinations, scores, strict=True))
         return scores
 
-    suggest(parse(["x=tag(log,interval(1e-6,1e-2))", "kind=a,b,c"]), run, TRIALS, AT_ONCE, seed=0)
+    suggest(parse(["x=tag(log,interval(1e-6,1e-2))", "kind=a,b,c"]), run, TRIALS, CONCURRENT_TRIALS, seed=0)
     return seen
 
 
-def test_optuna_approaches_the_best_despite_failures_and_repeats_its_proposals() -> None:
+def test_optuna_improves_despite_failures_and_is_reproducible() -> None:
     found = _proposed()
     assert len(found) == TRIALS
     assert all(1e-6 <= float(combination[0].removeprefix("x=")) <= 1e-2 for combination, _ in found)
@@ -196,7 +196,9 @@ def test_optuna_approaches_the_best_despite_failures_and_repeats_its_proposals()
     assert _proposed() == found  # so that a sweep can continue
 
 
-def test_a_search_ends_where_its_sweep_is_to_stop() -> None:
+def test_search_ends_if_the_sweep_is_stopped() -> None:
     asked: list[int] = []
-    suggest(parse(["kind=a,b"]), lambda combinations: asked.append(len(combinations)), TRIALS, AT_ONCE, seed=0)
-    assert asked == [AT_ONCE]
+    suggest(
+        parse(["kind=a,b"]), lambda combinations: asked.append(len(combinations)), TRIALS, CONCURRENT_TRIALS, seed=0
+    )
+    assert asked == [CONCURRENT_TRIALS]

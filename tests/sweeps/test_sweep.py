@@ -1,4 +1,4 @@
-"""Sweeps as a person starts them: real runs, a real stop, a job that fails, Slurm's way of starting one."""
+"""Sweeps from the command line: real runs, a stop, a failing job, and submission to Slurm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"
 TINY = [*SMALL, *QUICK, "grpo.save_steps=100", "eval.every_steps=100"]
-NOWHERE = "no_such_question"
+UNKNOWN_GROUP = "no_such_question"
 
 
 def _start(python: str, folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -54,13 +54,13 @@ def _until(pattern: str, folder: Path, count: int, sweeping: subprocess.Popen[st
 # --- before anything starts ---
 
 
-def test_no_job_starts_where_one_combination_does_not_hold(tmp_path: Path) -> None:
+def test_no_job_starts_if_one_combination_is_invalid(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 of 2 combinations are invalid"):
         sweep(QUICKSTART, ["grpo.beta=0.1,-1", f"run.dir={tmp_path}", "run.name=mine"])
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_sweep_rejects_an_existing_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(ConfigError, match=r"choose another run\.name, or continue it"):
         sweep(QUICKSTART, [f"run.dir={tmp_path}", "run.name=mine"])
@@ -68,12 +68,12 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         sweep(QUICKSTART, [f"run.dir={tmp_path}", "run.name=mine", "run.resume=auto"])
 
 
-def test_a_recipe_that_trains_nothing_is_not_swept(tmp_path: Path) -> None:
+def test_sweep_rejects_a_recipe_that_trains_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="evaluates reward models and trains no judge"):
         sweep("recipes/carb.yaml", ["seed=1,2", f"run.dir={tmp_path}"])
 
 
-def test_a_sweep_asked_for_without_the_flag_is_no_run(
+def test_sweep_option_without_the_flag_exits_2_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["tal", "run", QUICKSTART, "sweep=joblib"])
@@ -84,7 +84,7 @@ def test_a_sweep_asked_for_without_the_flag_is_no_run(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE])
-def test_a_terminal_that_is_gone_takes_no_job_along(tmp_path: Path, number: int) -> None:
+def test_closed_terminal_does_not_fail_a_job(tmp_path: Path, number: int) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(number, "gone")
@@ -127,7 +127,7 @@ def _jobs(folder: Path, flips: int = 8, sets: Sequence[str] = ("test",)) -> Path
         (["test", "validation"], 0, (0.4, 16, 10), 0.1),
     ],
 )
-def test_jobs_are_ranked_by_their_last_step_on_validation_items_and_failed_ones_come_last(
+def test_jobs_are_ranked_by_validation_accuracy_with_failures_last(
     tmp_path: Path, sets: list[str], flips: int, best: tuple[float, int, int], test: float
 ) -> None:
     found, rows = read_job_results(_jobs(tmp_path, flips, sets), NAMES, stop_requested=False)
@@ -141,7 +141,7 @@ def test_jobs_are_ranked_by_their_last_step_on_validation_items_and_failed_ones_
     assert tuple(rows[0].measured[key] for key in ("accuracy", "n", "step")) == best
 
 
-def test_the_files_and_the_terminal_show_the_same(tmp_path: Path) -> None:
+def test_files_and_terminal_show_the_same_results(tmp_path: Path) -> None:
     metric, rows = read_job_results(_jobs(tmp_path), NAMES, stop_requested=True)
     table, caption = write_summary(tmp_path, metric, rows)
     written = json.loads((tmp_path / "sweep.json").read_text())
@@ -164,7 +164,7 @@ def test_the_files_and_the_terminal_show_the_same(tmp_path: Path) -> None:
     assert [line.split()[1] for line in lines] == [row.combination[0] for row in rows]
 
 
-def test_a_job_measured_on_its_training_items_is_marked(tmp_path: Path) -> None:
+def test_job_evaluated_on_its_training_items_is_marked(tmp_path: Path) -> None:
     last = RunFolder(_jobs(tmp_path) / "low").evaluation("test", 10)
     last.write_text(json.dumps({**json.loads(last.read_text()), "trained_on": {"items": 3, "n": 16}}))
     _, caption = write_summary(tmp_path, *read_job_results(tmp_path, NAMES, stop_requested=False))
@@ -176,8 +176,8 @@ def test_a_job_measured_on_its_training_items_is_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_path: Path, warm_python: str) -> None:
-    groups = f"data.groups=[idiom_heavy_rain,gift_taboo],[{NOWHERE}]"  # first: the second job is a whole run too
+def test_stopped_sweep_resumes_and_tabulates_failed_jobs(tmp_path: Path, warm_python: str) -> None:
+    groups = f"data.groups=[idiom_heavy_rain,gift_taboo],[{UNKNOWN_GROUP}]"  # first: the second job is a whole run too
     rest = [text for text in TINY if not text.startswith("data.groups")]
     words = [*rest, groups, "seed=1,2", f"run.dir={tmp_path}", "run.name=four"]
     folder = tmp_path / "four"
@@ -220,7 +220,7 @@ def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_p
                 assert job[key] == {"step": 2, "trained_on": False, **{k: part[k] for k in keys}}
         else:
             assert job["measured"] is None
-            assert NOWHERE in (folder / job["log"]).read_text()
+            assert UNKNOWN_GROUP in (folder / job["log"]).read_text()
             assert str(folder / job["log"]) in output
     assert (folder / "sweep.md").read_text().count("| done |") == 2
 
@@ -242,7 +242,7 @@ exec "$@"
 
 
 @pytest.mark.slow
-def test_a_job_goes_to_slurm_with_the_launchers_settings(tmp_path: Path, warm_python: str) -> None:
+def test_slurm_job_is_submitted_with_launcher_settings(tmp_path: Path, warm_python: str) -> None:
     for name, script in {"sbatch": SBATCH, "srun": SRUN, "sacct": "#!/bin/bash\n", "scancel": "#!/bin/bash\n"}.items():
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)

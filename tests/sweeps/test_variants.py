@@ -44,7 +44,7 @@ def jobs(recipe: str, *overrides: str) -> list[Job]:
 
 
 @pytest.mark.parametrize("recipe", SWEEPS)
-def test_every_variant_of_a_sweep_recipe_is_a_job_over_the_same_items_and_budget(recipe: str, tmp_path: Path) -> None:
+def test_variants_become_jobs_with_identical_data_and_budget(recipe: str, tmp_path: Path) -> None:
     found = jobs(recipe)
     assert [job.combination for job in found] == [(f"variant={name}",) for name in SWEEPS[recipe]]
     same = {
@@ -57,16 +57,16 @@ def test_every_variant_of_a_sweep_recipe_is_a_job_over_the_same_items_and_budget
 
 
 @pytest.mark.parametrize("recipe", ["methods", "methods_quickstart"])
-def test_no_method_is_told_more_than_another(recipe: str) -> None:
+def test_methods_recipes_hide_the_culture_from_every_method(recipe: str) -> None:
     assert [job.config.prompt.culture for job in jobs(recipe)] == ["hidden"] * 3  # rm_r1's prompt does not mention it
 
 
-def test_variants_are_all_recipes_that_have_some() -> None:
+def test_recipes_with_variants_are_the_expected_ones() -> None:
     recipes = [path.stem for path in (ROOT / "recipes").glob("*.yaml")]
     assert {name for name in recipes if compose_recipe(f"recipes/{name}.yaml").get("variants")} == {*SWEEPS}
 
 
-def test_variants_are_run_for_each_value_of_what_else_is_swept() -> None:
+def test_variants_are_crossed_with_other_swept_values() -> None:
     found = jobs("rubric_language", "seed=1,2", "model=qwen3_8b")
     assert [job.combination for job in found] == [
         (f"variant={name}", f"seed={seed}") for name in SWEEPS["rubric_language"] for seed in (1, 2)
@@ -78,7 +78,7 @@ def test_variants_are_run_for_each_value_of_what_else_is_swept() -> None:
         space("methods").combinations("optuna")
 
 
-def test_a_recipe_of_variants_is_no_single_run() -> None:
+def test_recipe_with_variants_cannot_start_as_a_single_run() -> None:
     with pytest.raises(ConfigError, match=r"methods is a sweep over variants \(ours, rm_r1, j1\): tal run -m"):
         start("recipes/methods.yaml", [])
 
@@ -91,7 +91,7 @@ def measured(folder: Path, job: Job, before: Right, after: Right) -> None:
         measure(folder / job.name, step, judge_all(right, ITEMS), model="judge")
 
 
-def test_variants_are_compared_item_by_item_with_their_base_and_with_the_first(tmp_path: Path) -> None:
+def test_variants_are_compared_per_item_with_base_and_first_variant(tmp_path: Path) -> None:
     found = jobs("ablations")
     for job, after in zip(found, (lambda i: float(i % 4 > 0), lambda i: float(i % 2), lambda _: 0.0), strict=True):
         measured(tmp_path, job, lambda i: None if i % 2 else 0.0, after)
@@ -110,7 +110,7 @@ def test_variants_are_compared_item_by_item_with_their_base_and_with_the_first(t
     assert len(table.rows) == 4
 
 
-def test_prompts_have_bases_of_their_own_and_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
+def test_each_prompt_has_its_own_base_and_unmeasured_jobs_are_omitted(tmp_path: Path) -> None:
     ours, rm_r1, j1 = jobs("methods")
     measured(tmp_path, ours, lambda _: 0.0, lambda _: 1.0)
     measured(tmp_path, rm_r1, lambda i: float(i % 2), lambda _: 1.0)
@@ -122,7 +122,7 @@ def test_prompts_have_bases_of_their_own_and_what_was_not_measured_is_left_out(t
     assert rows[3]["against_first"]["difference"] == 0.0
 
 
-def test_a_cold_start_that_names_criteria_for_the_reward_is_a_base_of_its_own(tmp_path: Path) -> None:
+def test_variant_with_its_own_cold_start_has_its_own_base(tmp_path: Path) -> None:
     swept = replace(space("quickstart"), variants={name: [f"reward={name}"] for name in ("j1", "full")})
     swept = replace(swept, fixed=["prompt=compact_rubric"])
     plain, named = make_jobs("recipes/quickstart.yaml", swept, swept.combinations("grid"))

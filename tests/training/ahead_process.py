@@ -1,4 +1,4 @@
-"""Sampling ahead on two ranks, under every way to spread a training over them.
+"""Sampling ahead on two ranks, under every kind of sharding.
 
 accelerate launch --config_file launch/cpu_zero2.yaml ahead_process.py FOLDER URL      on two processes
 """

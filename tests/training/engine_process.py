@@ -1,7 +1,7 @@
 """Checks of the real engines, in processes of their own: vLLM changes thread and rank settings of its process.
 
 torchrun --nproc_per_node N engine_process.py colocate FOLDER
-torchrun --nproc_per_node N engine_process.py serve FOLDER PORT PORT    kills the second amid a batch, the first last
+torchrun --nproc_per_node N engine_process.py serve FOLDER PORT PORT    kills the second server, and at last the first
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def size(tensors: dict[str, torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def alike(value: Any) -> bool:
+def same_on_all_ranks(value: Any) -> bool:
     """Whether a value is the same on all ranks."""
     return all(other == value for other in gather_object([value]))
 
@@ -110,7 +110,7 @@ def check_syncs(trainer: Any, reason: str, **lora: Any) -> None:
     left_out = ends_with(engine.sync_weights)
     assert "after a weight sync 1 of " in left_out
     assert "(model.embed_tokens.weight)" in left_out
-    assert alike(left_out)
+    assert same_on_all_ranks(left_out)
     engine._iter_named_params = send
     torch.manual_seed(0)  # an adapter that is not the same on all ranks ends the run as well
     base = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
@@ -215,7 +215,7 @@ def check_withheld(folder: Path, *where: str) -> None:
             message = ends_with(engine.sync_weights)
         assert first == ""
         assert f" tensors of the {kind} in " in message
-        assert alike(message)
+        assert same_on_all_ranks(message)
         assert engine._compare(engine._check_completions()) < engine._config.rollout.tolerance.half
         assert ends_with(engine.sync_weights) == ""
 
@@ -310,7 +310,7 @@ def listener(port: int) -> psutil.Process:
     return next(psutil.Process(one.pid) for one in ports if one.laddr.port == port and one.status == psutil.CONN_LISTEN)
 
 
-def lose_server(folder: Path, *ports: str) -> None:
+def check_server_loss(folder: Path, *ports: str) -> None:
     """Two servers; the second dies while it samples its part of the third batch."""
     where = [f"rollout.urls=[{','.join(f'http://127.0.0.1:{port}' for port in ports)}]", "rollout.timeout_s=400"]
     long = ["grpo.max_completion_length=200", "grpo.generation_kwargs={min_tokens: 200}", "grpo.max_steps=5"]
@@ -342,7 +342,7 @@ def lose_server(folder: Path, *ports: str) -> None:
 
 
 def serve(folder: Path, port: str, other: str) -> None:
-    lose_server(folder, port, other)
+    check_server_loss(folder, port, other)
     url = f"http://127.0.0.1:{port}"
     where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.timeout_s=400"]
     for left in ("mine/sync-killed", "another/sync-used"):
@@ -365,7 +365,7 @@ def serve(folder: Path, port: str, other: str) -> None:
     engine.sync_weights()
     prompts, greedy = engine._check_prompts, {"temperature": 0.0, "max_tokens": 8}
     policy = [c.token_ids for c in engine.complete(prompts, **greedy)]
-    assert alike(policy)
+    assert same_on_all_ranks(policy)
     if main:  # as after a restart, it has other weights than those of the last sync
         check_transfer_routes(engine._servers.all[0])
         load_start(engine._servers.all[0], str(folder / "model"))

@@ -1,6 +1,6 @@
 """FSDP2 as launch/gpu8_fsdp2.yaml asks for it, on the ranks of spread.py: accelerate takes their gloo group for GPUs.
 
-By itself accelerate engages FSDP on several GPUs alone.
+By itself accelerate uses FSDP only on several GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from think_as_locals.training import grpo
 from think_as_locals.training.checkpoints import save_model
 
 
-class Measuring(TrainerCallback):
+class SyncBeforeTraining(TrainerCallback):
     """Syncs twice before the first step, as evaluations before training do."""
 
     def __init__(self, engine: LocalEngine) -> None:
@@ -45,7 +45,7 @@ COLOCATED = ["rollout=vllm_colocate", *ONE_BATCH]
 
 
 @contextmanager
-def engaged() -> Iterator[None]:
+def fsdp2_enabled() -> Iterator[None]:
     """Trainers that are made within are sharded by FSDP2."""
     settings = yaml.safe_load((ROOT / "launch" / "gpu8_fsdp2.yaml").read_text())["fsdp_config"]
     with pytest.MonkeyPatch.context() as patch:
@@ -74,7 +74,7 @@ def saved(trainer: Any, folder: Path, *overrides: str) -> tuple[str, dict[str, t
 def check(folder: Path) -> dict[str, Any]:
     """What the test of spread.py is told: steps and whether prefixes are shared, resumed steps, types, syncs."""
     found: dict[str, Any] = {}
-    with engaged():
+    with fsdp2_enabled():
         trainer = spread.make(folder)
         trainer.train()
         assert trainer.accelerator.is_fsdp2
@@ -136,7 +136,7 @@ def synced(folder: Path, *overrides: str) -> list[float]:
         patch.setattr(grpo, "ColocatedGeneration", LocalEngine)
         trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", *overrides)
         assert isinstance(trainer.vllm_generation, LocalEngine)
-        trainer.add_callback(Measuring(trainer.vllm_generation))
+        trainer.add_callback(SyncBeforeTraining(trainer.vllm_generation))
         trainer.train()
     return [
         log["rollout/sync_check_difference"]

@@ -1,4 +1,4 @@
-"""Checkpoints of one step, each with another failing call: `LD_PRELOAD=full_disk.so python full_disk.py FOLDER`."""
+"""Saves one checkpoint per failing write call: `LD_PRELOAD=full_disk.so python full_disk.py FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with the routes of vLLM's that training uses, behind which a small model samples by fixed random numbers."""
+"""A fake vLLM server with the routes that training uses: a small model samples with fixed random numbers."""
 
 from __future__ import annotations
 

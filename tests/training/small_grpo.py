@@ -1,4 +1,4 @@
-"""A judge made in a second and its trainer, for the tests of what happens around a step.
+"""A tiny judge and its trainer, for tests of what happens around a training step.
 
 torchrun --nproc_per_node 2 small_grpo.py FOLDER      a fault on rank 1 alone: what each rank makes of it
 """

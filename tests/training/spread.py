@@ -1,6 +1,6 @@
-"""The same few steps under every way to spread them over processes, with rollouts that depend on prompt and step alone.
+"""The same few steps under every kind of sharding, with rollouts that depend only on prompt and step.
 
-Under DeepSpeed also with the policy's own: in one go, and from a checkpoint on.
+Under DeepSpeed also with the policy's own rollouts: uninterrupted, and resumed from a checkpoint.
 
 accelerate launch --config_file launch/cpu_zero2.yaml spread.py FOLDER      on two processes: what each way gives
 """
@@ -188,7 +188,7 @@ def tried(checkpoint: Path, trainer: JudgeTrainer) -> dict[str, Any]:
     return {"pickles": [file.name for file in pickles(checkpoint)], "ran": dict(loaded)}
 
 
-def planted(folder: Path, overrides: list[str]) -> dict[str, Any]:
+def check_poisoned_checkpoint(folder: Path, overrides: list[str]) -> dict[str, Any]:
     """What `tried` gives, and the message where all pickles of the checkpoint hold code."""
     checkpoint, further = folder / "checkpoints" / "step-3", [*overrides, "grpo.max_steps=4"]
     found, poisoned = tried(checkpoint, make(folder, *further)), folder / "poisoned" / checkpoint.name
@@ -253,7 +253,7 @@ def main(folder: Path) -> None:
             "curve": curve(trainer),
             "unshared": trainer.unshared_reason,
             "difference": saved_difference(trainer, folder, case, overrides),
-            "checkpoint": planted(folder, overrides),
+            "checkpoint": check_poisoned_checkpoint(folder, overrides),
             "another launch": of_another_case,
         }
         if case in STOPPED:

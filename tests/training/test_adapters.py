@@ -1,4 +1,4 @@
-"""An adapter as an engine gets it, merged or alone; the base is never changed."""
+"""Adapters as engines receive them, merged or alone; the base model is never changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from think_as_locals.training.adapters import (
     save_adapter,
 )
 
-WHOLE = nullcontext  # no parameter is sharded
+UNSHARDED = nullcontext  # no parameter is sharded
 
 
 def judge(num_hidden_layers: int = 2, tied: bool = True) -> Qwen3ForCausalLM:
@@ -43,7 +43,7 @@ def digest(model: PeftModel) -> str:
 
 
 def merged(model: PeftModel) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in merged_parameters(model, WHOLE)}
+    return {name: value.clone() for name, value in merged_parameters(model, UNSHARDED)}
 
 
 def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -51,17 +51,17 @@ def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
-def test_the_base_is_bit_for_bit_the_same_after_1000_syncs(adapted: PeftModel) -> None:
+def test_base_is_bit_identical_after_1000_syncs(adapted: PeftModel) -> None:
     before, first = digest(adapted), merged(adapted)
     for _ in range(999):
-        for _ in merged_parameters(adapted, WHOLE):
+        for _ in merged_parameters(adapted, UNSHARDED):
             pass
     assert digest(adapted) == before
     assert not any(module.merged for module in adapted.modules() if hasattr(module, "lora_A"))
     assert_equal(merged(adapted), first)
 
 
-def test_what_peft_does_instead_drifts(adapted: PeftModel) -> None:
+def test_merging_and_unmerging_with_peft_drifts(adapted: PeftModel) -> None:
     # Should this fail, merging and subtracting has become exact and `adapters.py` can go.
     before = digest(adapted)
     for _ in range(10):
@@ -70,27 +70,27 @@ def test_what_peft_does_instead_drifts(adapted: PeftModel) -> None:
     assert digest(adapted) != before
 
 
-def test_names_and_values_are_those_of_the_merged_model(adapted: PeftModel) -> None:
+def test_merged_parameters_match_the_merged_model(adapted: PeftModel) -> None:
     got = merged(adapted)
     assert_equal(got, dict(adapted.merge_and_unload().named_parameters()))
 
 
-def test_a_sync_that_is_broken_off_leaves_the_base_as_it_was(adapted: PeftModel) -> None:
-    before, seen = digest(adapted), merged_parameters(adapted, WHOLE)
+def test_aborted_sync_leaves_the_base_unchanged(adapted: PeftModel) -> None:
+    before, seen = digest(adapted), merged_parameters(adapted, UNSHARDED)
     while "q_proj" not in next(seen)[0]:
         pass
     seen.close()
     assert digest(adapted) == before
 
 
-def test_a_module_that_is_trained_whole_is_sent_under_its_own_name() -> None:
+def test_fully_trained_module_keeps_its_parameter_name() -> None:
     names = {name for name, _ in judge(1, tied=False).named_parameters()}
     lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
     assert merged(get_peft_model(judge(1, tied=False), lora)).keys() == names
 
 
-def test_alone_it_is_a_small_part_of_the_model_and_loads_as_it_was(adapted: PeftModel, tmp_path: Path) -> None:
-    tensors = adapter_tensors(adapted, WHOLE)
+def test_adapter_alone_is_small_and_round_trips(adapted: PeftModel, tmp_path: Path) -> None:
+    tensors = adapter_tensors(adapted, UNSHARDED)
     kinds = {name.rsplit(".", 2)[1] for name in tensors}
     assert kinds == {"lora_A", "lora_B"}
     per_layer = 4 * (32 + 32) + 4 * (64 + 32)  # q_proj and down_proj, rank 4
@@ -101,8 +101,8 @@ def test_alone_it_is_a_small_part_of_the_model_and_loads_as_it_was(adapted: Peft
     assert_equal(merged(PeftModel.from_pretrained(judge().to(torch.bfloat16), str(tmp_path))), expected)
 
 
-def test_what_it_is_applied_to_is_the_base_without_it(adapted: PeftModel) -> None:
-    base = {name: value.clone() for name, value in base_parameters(adapted, WHOLE)}
+def test_base_parameters_exclude_the_adapter(adapted: PeftModel) -> None:
+    base = {name: value.clone() for name, value in base_parameters(adapted, UNSHARDED)}
     assert_equal(base, dict(judge().to(torch.bfloat16).named_parameters()))
 
 
@@ -121,7 +121,7 @@ def test_what_it_is_applied_to_is_the_base_without_it(adapted: PeftModel) -> Non
         ({"target_modules": ["o_proj", "v_proj"]}, "the engine has no layers o_proj, v_proj"),
     ],
 )
-def test_vllm_gets_alone_what_it_can_apply(adapter: dict[str, Any], reason: str | None) -> None:
+def test_lora_unsupported_reason_names_what_vllm_cannot_apply(adapter: dict[str, Any], reason: str | None) -> None:
     model = get_peft_model(judge(1, tied=False), LoraConfig(**{"target_modules": ["q_proj"], **adapter}))
     modules = ["q_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
     if adapter.get("target_modules") == "all-linear":
@@ -130,6 +130,6 @@ def test_vllm_gets_alone_what_it_can_apply(adapter: dict[str, Any], reason: str 
     assert found is None if reason is None else reason in str(found)
 
 
-def test_vllm_gets_no_other_kind_of_adapter_alone() -> None:
+def test_vllm_does_not_support_other_adapter_types() -> None:
     adapter = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
     assert lora_unsupported_reason(get_peft_model(judge(1), adapter)) == "vLLM knows no adapter of type IA3"

@@ -1,4 +1,4 @@
-"""Batches that are sampled ahead: in order, each once, with weights that are known, also when resumed."""
+"""Batches sampled ahead: used in order, once each, with known weights, also after a resume."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted
         yield scripted
 
 
-def made(server: ScriptedVLLM, folder: Path, ahead: int, *overrides: str) -> JudgeTrainer:
+def make_trainer(server: ScriptedVLLM, folder: Path, ahead: int, *overrides: str) -> JudgeTrainer:
     where = ["rollout=vllm_server", f"rollout.urls=[{server.url}]", f"rollout.ahead={ahead}", "rollout.timeout_s=20"]
     steps = [f"grpo.max_steps={STEPS}", "grpo.save_steps=1", f"grpo.save_total_limit={STEPS}"]
     server.restart()
@@ -55,12 +55,12 @@ def logged(trainer: JudgeTrainer, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("ahead", "staleness"), [(1, [0, *[1] * 9]), (3, [0, *[1, 2, 3] * 3])])
-def test_batches_are_used_once_and_are_never_older_than_allowed(
+def test_batches_are_used_once_within_the_allowed_staleness(
     server: ScriptedVLLM, tmp_path: Path, ahead: int, staleness: list[int]
 ) -> None:
-    plain = made(server, tmp_path, 0)
+    plain = make_trainer(server, tmp_path, 0)
     plain.train()
-    trainer = made(server, tmp_path, ahead)
+    trainer = make_trainer(server, tmp_path, ahead)
     trainer.train()
     assert logged(trainer, "rollout/staleness") == staleness
     assert [size for _, size in server.served] == [8] * STEPS  # nothing is sampled twice, or beyond the end
@@ -74,26 +74,24 @@ def test_batches_are_used_once_and_are_never_older_than_allowed(
     assert max(logged(plain, "sampling/sampling_logp_difference/max")) < 1e-4
 
 
-def test_batches_within_an_optimizer_step_have_the_same_weights_and_an_epoch_may_end_amid_one(
-    server: ScriptedVLLM, tmp_path: Path
-) -> None:
+def test_batches_of_one_optimizer_step_share_weights_across_an_epoch_end(server: ScriptedVLLM, tmp_path: Path) -> None:
     each_micro_step = ["grpo.gradient_accumulation_steps=3", "grpo.steps_per_generation=1"]
-    trainer = made(server, tmp_path, 1, *each_micro_step, "grpo.max_steps=5")
+    trainer = make_trainer(server, tmp_path, 1, *each_micro_step, "grpo.max_steps=5")
     trainer.train()
     assert [size for _, size in server.served] == [8] * 14  # 3 + 3 + 2 are an epoch
     syncs = [sum(weights == each for weights, _ in server.served) for each in dict(server.served)]
     assert syncs == [4, 3, 2, 3, 2]  # the first batch of a step was sampled before it
 
 
-def test_a_batch_of_other_prompts_than_the_data_loaders_ends_the_run(
+def test_batch_with_other_prompts_than_the_data_loader_ends_the_run(
     server: ScriptedVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = made(server, tmp_path, 1)
+    trainer = make_trainer(server, tmp_path, 1)
     monkeypatch.setattr(sampling_ahead, "_prompts_digest", lambda prompts: uuid4().hex)
     assert "generation batch 1 was sampled for other prompts than those that" in ends_with(trainer.train)
 
 
-RESUMED = {  # overrides, and the steps whose checkpoints are continued
+RESUME_CASES = {  # overrides, and the steps whose checkpoints are continued
     "one batch a step, past an epoch": (["rollout.ahead=1"], (1, 8)),
     "several steps a batch, both orders, KL, rubrics scored": (
         ["rollout.ahead=2", "grpo.steps_per_generation=2", "grpo.beta=0.1", "reward=full", "prompt=compact_rubric"],
@@ -104,15 +102,15 @@ RESUMED = {  # overrides, and the steps whose checkpoints are continued
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("overrides", "steps"), RESUMED.values(), ids=RESUMED)
-def test_a_resumed_run_ends_as_one_that_was_not_interrupted(
+@pytest.mark.parametrize(("overrides", "steps"), RESUME_CASES.values(), ids=RESUME_CASES)
+def test_resumed_run_matches_an_uninterrupted_run(
     server: ScriptedVLLM, tmp_path: Path, overrides: list[str], steps: tuple[int, ...]
 ) -> None:
-    whole = made(server, tmp_path, 1, *overrides)
+    whole = make_trainer(server, tmp_path, 1, *overrides)
     whole.train()
     weights = whole.model.state_dict()
     for step in steps:
-        resumed = made(server, tmp_path, 1, *overrides)
+        resumed = make_trainer(server, tmp_path, 1, *overrides)
         resumed._save_checkpoint = lambda *_: None  # they are there already
         resumed.train_from(tmp_path / "checkpoints" / f"step-{step}")
         assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items()), step
@@ -129,10 +127,8 @@ def loads(request: Received) -> bool:
     return request.path == "/update_weights"
 
 
-def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
-    server: ScriptedVLLM, tmp_path: Path
-) -> None:
-    trainer = made(server, tmp_path, 1)
+def test_evaluation_waits_for_sampling_and_uses_policy_weights(server: ScriptedVLLM, tmp_path: Path) -> None:
+    trainer = make_trainer(server, tmp_path, 1)
     overlapping, sampling = [], [0]
     complete = server._complete
 
@@ -162,10 +158,10 @@ def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
     assert len(overlapping) == 1 + STEPS  # the batch after an evaluation needs no sync of its own
 
 
-def test_a_server_that_is_restarted_meanwhile_samples_the_batch_again(
+def test_batch_is_resampled_after_a_server_restart(
     server: ScriptedVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = made(server, tmp_path, 2)
+    trainer = make_trainer(server, tmp_path, 2)
     seen = []
 
     def restarts(request: Received) -> bool:
@@ -185,26 +181,26 @@ def test_a_server_that_is_restarted_meanwhile_samples_the_batch_again(
     assert all(f"the vLLM server at {server.url} holds {server._start}, expected" in each for each in warned)
 
 
-def test_a_dead_server_ends_the_run_and_its_checkpoint_goes_on_with_one_that_lives(
+def test_dead_server_ends_the_run_and_its_checkpoint_resumes_elsewhere(
     server: ScriptedVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = made(server, tmp_path, 1)
+    whole = make_trainer(server, tmp_path, 1)
     whole.train()
     ids = [row["id"] for row in whole.rewards.take_rows()]
-    trainer = made(server, tmp_path / "other", 1, "rollout.timeout_s=2")
+    trainer = make_trainer(server, tmp_path / "other", 1, "rollout.timeout_s=2")
     server.before = lambda request: samples(request) and len(server.served) >= 4
     message = ends_with(trainer.train)
     assert f"the vLLM server at {server.url}" in message
     assert "a checkpoint without what the server was sampling" in caplog.text
     server.before = lambda request: False
-    resumed = made(server, tmp_path / "other", 1)
+    resumed = make_trainer(server, tmp_path / "other", 1)
     resumed.train_from(resumed.checkpoints.latest())
     assert logged(resumed, "rollout/staleness") == [0, 1, 1, 1, 0, 1, 1, 1, 1, 1]  # those of the checkpoint first
     assert [row["id"] for row in resumed.rewards.take_rows()] == ids[8 * 4 :]
 
 
 @pytest.mark.parametrize(("stops", "limit"), [(False, 0.6), (True, 0.3)])
-def test_a_checkpoint_waits_as_long_for_several_batches_as_for_one(
+def test_checkpoint_waits_no_longer_for_several_batches_than_for_one(
     server: ScriptedVLLM,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -212,7 +208,7 @@ def test_a_checkpoint_waits_as_long_for_several_batches_as_for_one(
     stops: bool,
     limit: float,
 ) -> None:
-    trainer = made(server, tmp_path, 3, "grpo.vllm_importance_sampling_correction=false")
+    trainer = make_trainer(server, tmp_path, 3, "grpo.vllm_importance_sampling_correction=false")
     assert "rollout.ahead=3: nothing corrects for batches of older weights" in caplog.text
     monkeypatch.setattr(ServedGeneration, "limit_s", 0.6)
     monkeypatch.setattr(sampling_ahead, "_STOPPING_S", 0.3)  # for one after a signal
@@ -228,7 +224,7 @@ def test_a_checkpoint_waits_as_long_for_several_batches_as_for_one(
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "LoRA"])
-def test_the_part_of_a_server_that_dies_is_sampled_by_the_others(
+def test_other_servers_sample_the_prompts_of_a_dead_server(
     server: ScriptedVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, adapter: bool
 ) -> None:
     seen: list[Received] = []
@@ -242,7 +238,7 @@ def test_the_part_of_a_server_that_dies_is_sampled_by_the_others(
 
     with serving(tmp_path / "model") as other:
         lora = ["lora=rank16"] * adapter
-        trainer = made(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]", *lora)
+        trainer = make_trainer(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]", *lora)
         other.before = dies
         trainer.train()
     assert logged(trainer, "rollout/staleness") == [0, *[1] * 9]
@@ -255,9 +251,9 @@ def test_the_part_of_a_server_that_dies_is_sampled_by_the_others(
     assert max(logged(trainer, "rollout/sync_check_difference")) < 1e-4
 
 
-def test_each_of_several_servers_gets_weights_and_is_checked(server: ScriptedVLLM, tmp_path: Path) -> None:
+def test_weights_are_sent_to_and_checked_on_every_server(server: ScriptedVLLM, tmp_path: Path) -> None:
     with serving(tmp_path / "model") as other:
-        trainer = made(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]")
+        trainer = make_trainer(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]")
         engine = trainer.vllm_generation
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(served_engine, "nccl_unsupported_reason", lambda states: None)
@@ -274,7 +270,7 @@ def test_each_of_several_servers_gets_weights_and_is_checked(server: ScriptedVLL
 
 
 @pytest.mark.slow
-def test_ranks_share_batches_however_they_share_the_model(
+def test_sampling_ahead_works_on_two_ranks_under_every_sharding(
     server: ScriptedVLLM, tmp_path: Path, warm_python: str
 ) -> None:
     words = ["launch", "--config_file", "launch/cpu_zero2.yaml", "tests/training/ahead_process.py", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or absent: on files alone, and with a disk that fails at every write."""
+"""Checkpoints are complete or absent: with plain files, and with a disk that fails at each write."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_committed_checkpoint_lists_every_file_and_is_found(tmp_path: Path) -> None:
+def test_committed_checkpoint_lists_every_file_and_is_found(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=2)
     assert checkpoints.latest() is None
     commit(checkpoints, 3)
@@ -72,7 +72,7 @@ def add(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [truncate, flip_a_bit, Path.unlink, add])
 @pytest.mark.parametrize("file", ["weights", "global_step/shard", "manifest.json"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+def test_damaged_checkpoint_is_skipped_with_a_warning(
     checkpoints: Checkpoints, harm: Callable[[Path], None], file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit(checkpoints, 1, 2)
@@ -86,14 +86,14 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
 
 
 @pytest.mark.parametrize("content", [b"", b"step-9\n", b"\xff\xfe", b"../../elsewhere"])
-def test_without_a_good_latest_the_newest_is_found(checkpoints: Checkpoints, content: bytes) -> None:
+def test_newest_checkpoint_is_found_if_latest_file_is_invalid(checkpoints: Checkpoints, content: bytes) -> None:
     commit(checkpoints, 9, 10)
     (checkpoints.folder / "LATEST").write_bytes(content)
     (checkpoints.folder / "step-9" / "weights").unlink()
     assert checkpoints.latest() == checkpoints.folder / "step-10"
 
 
-def test_latest_may_name_an_older_one(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_latest_file_may_name_an_older_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
     commit(checkpoints, 1, 2)
     (tmp_path / "LATEST").write_text("step-1\n")
     assert checkpoints.latest() == tmp_path / "step-1"
@@ -118,7 +118,7 @@ def test_rotation_keeps_the_newest_and_the_best(
     assert checkpoints.latest() == tmp_path / f"step-{steps[-1]}"
 
 
-def test_a_write_that_fails_leaves_what_was_there_and_names_the_remedy(tmp_path: Path) -> None:
+def test_failed_write_keeps_old_checkpoint_and_names_the_remedy(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     commit(checkpoints, 1)
 
@@ -136,7 +136,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_names_the_remedy(tmp_path:
     assert checkpoints.latest() == tmp_path / "step-1"
 
 
-def test_a_full_disk_is_named_though_torch_does_not_say_so(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_full_disk_during_torch_save_is_reported(checkpoints: Checkpoints, tmp_path: Path) -> None:
     def write() -> None:
         (tmp_path / "checkpoint-1").mkdir()
         torch.save(torch.zeros(100_000), tmp_path / "checkpoint-1" / "optimizer.pt")
@@ -146,7 +146,7 @@ def test_a_full_disk_is_named_though_torch_does_not_say_so(checkpoints: Checkpoi
     assert names(tmp_path) == []
 
 
-def test_a_new_one_that_cannot_be_read_back_costs_no_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_new_checkpoint_does_not_remove_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     commit(checkpoints, 1)
     name = Checkpoints._name
@@ -161,7 +161,7 @@ def test_a_new_one_that_cannot_be_read_back_costs_no_old_one(tmp_path: Path, mon
     assert checkpoints.latest() == tmp_path / "step-1"
 
 
-def test_what_a_killed_process_left_is_removed_with_the_next(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_on_next_commit(checkpoints: Checkpoints, tmp_path: Path) -> None:
     commit(checkpoints, 1)
     _write(tmp_path / "checkpoint-2", 2)
     _write(tmp_path / ".step-1", 1)
@@ -170,9 +170,7 @@ def test_what_a_killed_process_left_is_removed_with_the_next(checkpoints: Checkp
     assert names(tmp_path) == ["LATEST", "step-1", "step-3"]
 
 
-def test_one_rank_writes_a_model_and_takes_away_what_nothing_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_saving_rank_removes_unused_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 5.23 calls `_save` on every rank, 5.17 on the first alone."""
     monkeypatch.setattr("transformers.Trainer._save", lambda *_: None)
     trainer = object.__new__(CheckpointedTrainer)
@@ -186,7 +184,7 @@ def test_one_rank_writes_a_model_and_takes_away_what_nothing_reads(
     trainer._save(str(tmp_path))  # the other rank may have done so
 
 
-def test_another_kind_of_launch_is_refused(checkpoints: Checkpoints) -> None:
+def test_checkpoint_of_another_launch_kind_is_rejected(checkpoints: Checkpoints) -> None:
     commit(checkpoints, 1)
     manifest = checkpoints.folder / "step-1" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "launch": "8 x DEEPSPEED"}))
@@ -195,7 +193,7 @@ def test_another_kind_of_launch_is_refused(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize("manifest", [{"step": 2}, {"step": 2, "files": {}}, [], {"step": 2, "launch": "", "files": 3}])
-def test_an_incomplete_manifest_is_none(checkpoints: Checkpoints, manifest: Any) -> None:
+def test_checkpoint_with_incomplete_manifest_is_ignored(checkpoints: Checkpoints, manifest: Any) -> None:
     commit(checkpoints, 1, 2)
     for file in (checkpoints.folder / "step-2").rglob("*"):
         if file.is_file():
@@ -205,7 +203,7 @@ def test_an_incomplete_manifest_is_none(checkpoints: Checkpoints, manifest: Any)
 
 
 @pytest.mark.slow
-def test_whichever_write_fails_the_last_checkpoint_can_be_loaded(tmp_path: Path) -> None:
+def test_last_checkpoint_is_intact_whichever_write_fails(tmp_path: Path) -> None:
     here = Path(__file__).parent
     library = tmp_path / "full_disk.so"
     built = launch("cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(here / "full_disk.c"), "-ldl")
@@ -227,7 +225,7 @@ def test_whichever_write_fails_the_last_checkpoint_can_be_loaded(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], ["lora=rank16", "lora.r=4"]], ids=["full", "LoRA"])
-def test_no_file_of_a_checkpoint_runs_code(tmp_path: Path, overrides: list[str]) -> None:
+def test_code_in_any_checkpoint_file_is_not_executed(tmp_path: Path, overrides: list[str]) -> None:
     def trainer() -> JudgeTrainer:
         return tiny_trainer(tmp_path, "grpo.save_steps=1", *overrides)
 

@@ -1,4 +1,4 @@
-"""Demonstrations keep the grammar, reason consistently, and carry exactly the bias they are set to."""
+"""Demonstrations follow the grammar, reason consistently, and have exactly the configured bias."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ CONFIG = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain,
 ITEMS = list(culture_cards.read_culture_cards(CONFIG.data, seed=0))
 SFT = CONFIG.sft
 assert SFT is not None
-HALF = SFT.model_copy(update={"biased_share": 0.5, "biased_wrong": 0.55, "biased_right": 0.35, "biased_guess": 0.4})
-NONE = SFT.model_copy(update={"biased_share": 0.0, "biased_wrong": 0.0, "biased_right": 1.0, "biased_guess": 0.0})
+HALF_BIASED = SFT.model_copy(
+    update={"biased_share": 0.5, "biased_wrong": 0.55, "biased_right": 0.35, "biased_guess": 0.4}
+)
+UNBIASED = SFT.model_copy(update={"biased_share": 0.0, "biased_wrong": 0.0, "biased_right": 1.0, "biased_guess": 0.0})
 
 
 def _beliefs(analysis: str) -> list[tuple[str, str]]:
@@ -33,27 +35,31 @@ def _beliefs(analysis: str) -> list[tuple[str, str]]:
     return [(line.rsplit("? ", 1)[1].split(": ")[0], line.rsplit(": ", 1)[1]) for line in analysis.strip().split("\n")]
 
 
-def test_without_bias_every_demonstration_is_right() -> None:
-    for made in demonstrate(ITEMS, 200, NONE, seed=0):
+def test_unbiased_demonstrations_are_always_correct() -> None:
+    for made in demonstrate(ITEMS, 200, UNBIASED, seed=0):
         judgement = parse(made.completion, 4)
         assert judgement.issues == ()
         assert judgement.verdict == shuffle_responses(made.item, 0).best
 
 
 @pytest.mark.parametrize("prompt", VERDICT_PROMPTS)
-def test_demonstrations_are_in_the_format_that_the_prompt_asks_for(prompt: str) -> None:
+def test_demonstrations_follow_the_prompt_format(prompt: str) -> None:
     read = prompt_format(prompt).read
-    for made, ours in zip(demonstrate(ITEMS, 50, NONE, 0, prompt), demonstrate(ITEMS, 50, NONE, 0), strict=True):
+    for made, ours in zip(
+        demonstrate(ITEMS, 50, UNBIASED, 0, prompt), demonstrate(ITEMS, 50, UNBIASED, 0), strict=True
+    ):
         judgement, written = read(made.completion, 4, "stop"), parse(ours.completion, 4)
         assert (judgement.issues, judgement.verdict) == ((), written.verdict)
         assert str(written.analysis).strip() in made.completion
         assert (made.item, made.presented) == (ours.item, ours.presented)
 
 
-def test_a_quarter_of_the_analyses_names_the_criteria_where_the_reward_pays_for_it_and_nothing_else_changes() -> None:
+def test_name_criteria_extends_a_quarter_of_the_analyses_only() -> None:
     used = Counter[float]()
     for made, plain in zip(
-        demonstrate(ITEMS, 600, HALF, 0, name_criteria=True), demonstrate(ITEMS, 600, HALF, 0), strict=True
+        demonstrate(ITEMS, 600, HALF_BIASED, 0, name_criteria=True),
+        demonstrate(ITEMS, 600, HALF_BIASED, 0),
+        strict=True,
     ):
         judgement, written = parse(made.completion, 4), parse(plain.completion, 4)
         assert (made.item, judgement.issues, judgement.verdict) == (plain.item, (), written.verdict)
@@ -65,8 +71,8 @@ def test_a_quarter_of_the_analyses_names_the_criteria_where_the_reward_pays_for_
     assert used[0.0] / 600 == pytest.approx(0.75, abs=0.06)
 
 
-def test_the_verdict_follows_from_what_the_analysis_says() -> None:
-    for made in demonstrate(ITEMS, 300, HALF, seed=1):
+def test_verdict_is_consistent_with_the_analysis() -> None:
+    for made in demonstrate(ITEMS, 300, HALF_BIASED, seed=1):
         judgement = parse(made.completion, 4)
         assert judgement.issues == ()
         beliefs = _beliefs(judgement.analysis or "")
@@ -76,11 +82,11 @@ def test_the_verdict_follows_from_what_the_analysis_says() -> None:
         assert not fitting or judgement.verdict in fitting
 
 
-def test_half_of_each_groups_facts_are_biased_at_the_given_rates() -> None:
+def test_half_of_each_group_is_biased_at_the_configured_rates() -> None:
     wrong = misattributed(ITEMS, 0.5, seed=0)
     assert Counter(group for group, _ in wrong) == {"idiom_heavy_rain": 5, "gift_taboo": 5}
     believed: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for made in demonstrate(ITEMS, 4000, HALF, seed=0):
+    for made in demonstrate(ITEMS, 4000, HALF_BIASED, seed=0):
         beliefs = _beliefs(parse(made.completion, 4).analysis or "")
         for origin, (belief, _) in zip(shuffle_responses(made.item, 0).origins, beliefs, strict=True):
             believed[made.item.group, origin][belief] += 1
@@ -93,9 +99,9 @@ def test_half_of_each_groups_facts_are_biased_at_the_given_rates() -> None:
             assert right == 1.0
 
 
-def test_where_nothing_seems_to_fit_the_verdict_is_more_often_a_fact_that_is_not_mistaken() -> None:
+def test_guess_prefers_unbiased_facts_if_no_response_fits() -> None:
     wrong, guessed, expected = misattributed(ITEMS, 0.5, seed=0), [], []
-    for made in demonstrate(ITEMS, 4000, HALF, seed=0):
+    for made in demonstrate(ITEMS, 4000, HALF_BIASED, seed=0):
         judgement, origins = parse(made.completion, 4), shuffle_responses(made.item, 0).origins
         known = [(made.item.group, origin) not in wrong for origin in origins]
         if any(fits == "yes" for _, fits in _beliefs(judgement.analysis or "")) or not 0 < sum(known) < 4:
@@ -106,15 +112,15 @@ def test_where_nothing_seems_to_fit_the_verdict_is_more_often_a_fact_that_is_not
     assert sum(guessed) / len(guessed) == pytest.approx(sum(expected) / len(expected), abs=0.05)
 
 
-def test_the_seed_decides_the_demonstrations() -> None:
-    first, again, other = (list(demonstrate(ITEMS, 20, HALF, seed)) for seed in (0, 0, 1))
+def test_demonstrations_are_determined_by_the_seed() -> None:
+    first, again, other = (list(demonstrate(ITEMS, 20, HALF_BIASED, seed)) for seed in (0, 0, 1))
     assert first == again
     assert first != other
 
 
-def test_a_response_without_a_stop_is_parted_from_the_culture_behind_it() -> None:
+def test_missing_full_stop_does_not_change_the_analysis() -> None:
     bare = [replace(item, responses=tuple(text.removesuffix(".") for text in item.responses)) for item in ITEMS]
-    for with_stop, without in zip(demonstrate(ITEMS, 50, NONE, 0), demonstrate(bare, 50, NONE, 0), strict=True):
+    for with_stop, without in zip(demonstrate(ITEMS, 50, UNBIASED, 0), demonstrate(bare, 50, UNBIASED, 0), strict=True):
         texts = [
             sorted(line.split(": ", 1)[1] for line in (parse(made.completion, 4).analysis or "").strip().split("\n"))
             for made in (with_stop, without)
@@ -123,9 +129,9 @@ def test_a_response_without_a_stop_is_parted_from_the_culture_behind_it() -> Non
 
 
 @pytest.mark.parametrize("culture", ["TH", None])
-def test_of_a_pair_without_origins_it_says_which_response_fits(item: Item, culture: str | None) -> None:
+def test_pair_without_origins_marks_the_fitting_response(item: Item, culture: str | None) -> None:
     pair = replace(item, responses=("With a bow.", "Palms together."), best=1, culture=culture, origins=())
-    right = [parse(made.completion, 2) for made in demonstrate([pair], 20, NONE, seed=0)]
+    right = [parse(made.completion, 2) for made in demonstrate([pair], 20, UNBIASED, seed=0)]
     presented = shuffle_responses(pair, 0)
     asked = culture_name(culture)
     for judgement in right:
@@ -133,7 +139,7 @@ def test_of_a_pair_without_origins_it_says_which_response_fits(item: Item, cultu
         lines = (judgement.analysis or "").strip().split("\n")
         assert lines[presented.best].endswith(f": {asked}: yes")
         assert lines[1 - presented.best].endswith(f": {asked}: no")
-    verdicts = Counter(parse(made.completion, 2).verdict for made in demonstrate([pair], 400, HALF, seed=0))
+    verdicts = Counter(parse(made.completion, 2).verdict for made in demonstrate([pair], 400, HALF_BIASED, seed=0))
     assert 0.5 < verdicts[presented.best] / 400 < 0.9  # one of the two beliefs is mostly wrong
 
 
@@ -149,7 +155,7 @@ def _trainer(folder: Path, demonstrations: list[Demonstration], *overrides: str)
 
 def test_prompt_tokens_carry_no_loss(tmp_path: Path) -> None:
     """The loss is the mean over the completions' tokens and their ends, and no other prediction has a gradient."""
-    made = list(demonstrate(ITEMS, 6, NONE, seed=0))
+    made = list(demonstrate(ITEMS, 6, UNBIASED, seed=0))
     reversed_ = [replace(each, order=each.order[::-1]) for each in made]  # as a teacher may have seen them
     trainer = _trainer(tmp_path, made + reversed_, "sft.per_device_train_batch_size=12")
     tokenizer, model = trainer.processing_class, trainer.model
@@ -177,8 +183,8 @@ def test_prompt_tokens_carry_no_loss(tmp_path: Path) -> None:
     assert torch.equal((gradient.abs().amax(-1) > 0)[:, :-1], taught[:, 1:])
 
 
-def test_a_pretrained_model_is_taught_with_an_adapter_and_one_from_scratch_without(tmp_path: Path) -> None:
-    made = list(demonstrate(ITEMS, 4, NONE, seed=0))
+def test_cold_start_uses_lora_only_for_pretrained_models(tmp_path: Path) -> None:
+    made = list(demonstrate(ITEMS, 4, UNBIASED, seed=0))
     loaded = ["trainer=demonstrated_grpo", "sft.data=x", "lora=rank16", "model.scratch=null", "model.path=x"]
     trainer = _trainer(tmp_path / "loaded", made, *loaded)
     trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}

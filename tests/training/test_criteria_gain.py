@@ -1,4 +1,4 @@
-"""Scores of rubrics against plain forward passes, and for good and bad ones."""
+"""Rubric scores: compared with plain forward passes, and for good and bad rubrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rubric_of(*names: str) -> str:
     return write(rubric, "x", 0).partition("</rubric>")[0] + "</rubric>"
 
 
-def naive(trainer: JudgeTrainer, prompt: str, rubric: str, verdict: int) -> float:
+def naive_log_prob(trainer: JudgeTrainer, prompt: str, rubric: str, verdict: int) -> float:
     """log pi(verdict | prompt, rubric) from one plain forward pass over one row."""
     tokenizer = trainer.processing_class
     before = tokenizer(prompt, add_special_tokens=False)["input_ids"]
@@ -43,7 +43,7 @@ def query(trainer: JudgeTrainer, row: int, rubric: str | None, verdict: int) -> 
 
 
 @pytest.mark.parametrize("scorer", ["policy", "reference"])
-def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
+def test_gain_scores_match_naive_forward_passes(tmp_path: Path, scorer: str) -> None:
     trainer = tiny_trainer(tmp_path, "reward=paper", f"reward.criteria_gain.scorer={scorer}", "grpo.beta=0.1")
     assert trainer.ref_model is not None
     if scorer == "reference":  # the policy moves on, the score does not
@@ -59,7 +59,7 @@ def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
             assert score is None
             continue
         prompt = trainer.chat.text(trainer.train_dataset[row]["prompt"], add_generation_prompt=True)
-        expected = (naive(trainer, prompt, rubric, verdict), naive(trainer, prompt, "", verdict))
+        expected = (naive_log_prob(trainer, prompt, rubric, verdict), naive_log_prob(trainer, prompt, "", verdict))
         assert score == pytest.approx(expected, abs=1e-5)
 
 
@@ -72,7 +72,7 @@ def test_the_last_forced_token_is_the_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_path: Path) -> None:
+def test_matching_rubric_gains_more_than_a_mismatched_one(tmp_path: Path) -> None:
     """A model that has learned to follow rubrics: each names, in order, how much a response deserves."""
     trainer = tiny_trainer(tmp_path, "reward=paper")
     model, tokenizer = trainer.model, trainer.processing_class
@@ -108,7 +108,7 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
         ([0.1, None, 0.9, 0.7], [0, 0, 1, -1]),  # a reward failed: one rollout of that order is left
     ],
 )
-def test_the_gain_of_a_rollout_is_compared_within_its_order(
+def test_gain_advantages_are_computed_within_each_order(
     tmp_path: Path, gains: list[float | None], expected: list[float]
 ) -> None:
     paid = iter(gains)
@@ -122,7 +122,7 @@ def test_the_gain_of_a_rollout_is_compared_within_its_order(
 
 
 @pytest.mark.parametrize("beta", ["0", "0.05"])
-def test_a_judge_is_trained_on_the_papers_reward(tmp_path: Path, beta: str) -> None:
+def test_judge_trains_on_the_paper_reward(tmp_path: Path, beta: str) -> None:
     trainer = tiny_trainer(tmp_path, "reward=paper", f"grpo.beta={beta}", "grpo.max_completion_length=64")
     end = trainer.processing_class.eos_token_id
     text = rubric_of("custom", "place", "fit") + "\n<analysis>\nWeighed.\n</analysis>" + forced_verdict(0)
@@ -135,7 +135,7 @@ def test_a_judge_is_trained_on_the_papers_reward(tmp_path: Path, beta: str) -> N
     assert any(gain != -1 for gain in paid)
 
 
-def test_off_policy_the_pass_that_scores_rubrics_computes_the_old_log_probabilities_too(tmp_path: Path) -> None:
+def test_rubric_scoring_pass_also_computes_old_log_probs_off_policy(tmp_path: Path) -> None:
     overrides = ["reward=paper", "grpo.max_completion_length=64", "grpo.num_iterations=2"]
     batches = []
     for shared in (True, False):

@@ -33,7 +33,7 @@ def test_both_orders_train_in_one_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rollout_without_a_reward_gets_no_advantage_and_training_goes_on(tmp_path: Path) -> None:
+def test_rollout_without_reward_has_zero_advantage_in_training(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, "grpo.max_steps=1", components=structure_that_raises(1))
     trainer.train()
     rows = trainer.rewards.take_rows()
@@ -46,7 +46,7 @@ def test_a_rollout_without_a_reward_gets_no_advantage_and_training_goes_on(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_optimizer(tmp_path: Path, what: str) -> None:
+def test_non_finite_loss_or_gradient_ends_run_before_optimizer_step(tmp_path: Path, what: str) -> None:
     trainer = tiny_trainer(tmp_path)
     if what == "loss":
         poison_loss(trainer)
@@ -68,9 +68,7 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_optimizer
 
 
 @pytest.mark.slow
-def test_a_fault_on_one_rank_neither_hangs_nor_kills_the_other_until_it_is_too_much(
-    tmp_path: Path, warm_python: str
-) -> None:
+def test_faults_on_one_rank_end_both_ranks_only_above_the_limit(tmp_path: Path, warm_python: str) -> None:
     script = str(Path(__file__).parent / "small_grpo.py")
     done = launch(warm_python, command("torchrun"), "--nproc_per_node", "2", script, str(tmp_path), timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -1,4 +1,4 @@
-"""TRL's settings, the order of rows, and base models as they come."""
+"""TRL settings, the order of rows, and base models without chat defaults."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import BothOrdersSampler, PromptDataset, load_chat, trl_arguments
 from think_as_locals.types import ConfigError, Item
 
-REFUSES = (
+TEMPLATE_WITHOUT_SYSTEM_ROLE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
 )
 
 
-def test_a_base_model_without_system_turn_or_generation_config_is_asked_all_the_same(tmp_path: Path) -> None:
+def test_prompt_works_without_system_role_or_generation_config(tmp_path: Path) -> None:
     tokenizer = a_tokenizer()
-    tokenizer.chat_template = REFUSES
+    tokenizer.chat_template = TEMPLATE_WITHOUT_SYSTEM_ROLE
     path = write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer)
     (tmp_path / "generation_config.json").unlink()
     config = load_recipe(ROOT / "recipes" / "quickstart.yaml", ["prompt=listwise"])
@@ -73,7 +73,7 @@ class Items(list[Item]):
         ("quickstart", "grpo.generation_kwargs={nope: 1}", "grpo.*: generation_kwargs: transformers has no nope"),
     ],
 )
-def test_what_trl_does_not_take_ends_a_run_before_it_has_a_folder(
+def test_invalid_trl_settings_are_rejected_before_run_folder_exists(
     tmp_path: Path, recipe: str, override: str, message: str
 ) -> None:
     data = ["data.groups=[gift_taboo]", "data.sets_per_group=4"]
@@ -82,7 +82,7 @@ def test_what_trl_does_not_take_ends_a_run_before_it_has_a_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_in_half_precision_every_weight_learns_at_a_small_rate(tmp_path: Path) -> None:
+def test_bfloat16_model_updates_most_weights_at_a_small_learning_rate(tmp_path: Path) -> None:
     overrides = ["rollout=transformers", "model.dtype=bfloat16", "grpo.learning_rate=1.0e-6", "grpo.warmup_steps=0"]
     trainer = tiny_trainer(tmp_path, *overrides, components={**COMPONENTS, "structure": chance})
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
@@ -104,7 +104,7 @@ def test_in_half_precision_every_weight_learns_at_a_small_rate(tmp_path: Path) -
         ([], "ACCELERATE_USE_FSDP", "bfloat16", "bfloat16"),
     ],
 )
-def test_weights_are_float32_where_nothing_else_keeps_them_so(
+def test_weights_load_in_float32_unless_lora_or_launcher_keeps_them(
     monkeypatch: pytest.MonkeyPatch, overrides: list[str], launch: str | None, grpo: str, sft: str
 ) -> None:
     if launch:
@@ -116,14 +116,16 @@ def test_weights_are_float32_where_nothing_else_keeps_them_so(
         assert (arguments["model_init_kwargs"]["dtype"], arguments["bf16"]) == (expected, True)
 
 
-def test_the_first_half_of_a_group_sees_one_order_and_the_second_the_other() -> None:
+def test_each_half_of_a_group_sees_one_response_order() -> None:
     rows = list(BothOrdersSampler(6, num_generations=4, batch_size=2, repeat_count=2, shuffle=False))
     assert rows == [0, 0, 1, 1, 2, 2, 3, 3] * 2  # two items a window, twice; the third item has no window
 
 
 @settings(deadline=None)
 @given(st.integers(1, 12), st.sampled_from([2, 4, 6]), st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
-def test_items_come_in_the_order_of_trls_sampler(items: int, group: int, window: int, repeat: int, seed: int) -> None:
+def test_items_follow_the_order_of_trl_repeat_sampler(
+    items: int, group: int, window: int, repeat: int, seed: int
+) -> None:
     same = {"batch_size": window, "repeat_count": repeat, "seed": seed}
     ours = BothOrdersSampler(2 * items, num_generations=group, **same)
     theirs = RepeatSampler(range(items), mini_repeat_count=group, **same)
@@ -137,7 +139,7 @@ def test_items_come_in_the_order_of_trls_sampler(items: int, group: int, window:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_over_several_processes_the_gathered_order_is_that_of_the_sampler(processes: int) -> None:
+def test_order_gathered_over_processes_matches_the_sampler(processes: int) -> None:
     group, per_process, steps = 8, 4, 2  # a group lies on two processes
     local = per_process * steps
 

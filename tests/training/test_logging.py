@@ -1,4 +1,4 @@
-"""What a run records: CARB beside the steps, what a person sees, trackers read back from their own files."""
+"""What a run logs: CARB at steps, the live view, and trackers read back from their own files."""
 
 from __future__ import annotations
 
@@ -110,9 +110,7 @@ def test_wandb_shows_the_completions_with_rubric_verdict_and_breakdown(small_run
 
 
 @pytest.mark.slow
-def test_wandb_shows_accuracies_with_n_interval_and_baselines_after_each_measurement(
-    small_run: Path, wandb_run: Path
-) -> None:
+def test_wandb_tables_show_accuracy_with_n_interval_and_baselines(small_run: Path, wandb_run: Path) -> None:
     calls = [call for call in _history(wandb_run) if "eval/test/by_culture" in call]
     assert [call["train/global_step"] for call in calls] == [0, 1, 2]
     for call in calls:
@@ -128,7 +126,7 @@ def test_wandb_shows_accuracies_with_n_interval_and_baselines_after_each_measure
 
 
 @pytest.mark.slow
-def test_tensorboard_and_trackio_get_the_figures_of_metrics_jsonl(small_run: Path) -> None:
+def test_tensorboard_and_trackio_match_metrics_jsonl(small_run: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     expected = {name: logged(small_run, name) for name in ("reward", "rewards/structure/mean", "eval/test/accuracy")}
@@ -148,7 +146,7 @@ def test_tensorboard_and_trackio_get_the_figures_of_metrics_jsonl(small_run: Pat
 
 
 @pytest.mark.slow
-def test_no_secret_of_the_environment_is_in_a_file_a_log_or_a_table(small_run: Path) -> None:
+def test_environment_secrets_appear_in_no_file(small_run: Path) -> None:
     files = [path for path in small_run.parent.rglob("*") if path.is_file()]
     assert {"output.txt", "config.yaml", "report.html", "think-as-locals.db"} <= {path.name for path in files}
     for path in files:
@@ -157,7 +155,7 @@ def test_no_secret_of_the_environment_is_in_a_file_a_log_or_a_table(small_run: P
 
 
 @pytest.mark.slow
-def test_a_tracker_that_is_not_installed_is_named_before_weights_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tracker_package_is_named_by_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = preflight.installed_version
     monkeypatch.setattr(preflight, "installed_version", lambda name: None if name == "trackio" else installed(name))
     (message,) = preflight.missing_for(load_recipe("recipes/quickstart.yaml", ["grpo.report_to=[wandb,trackio]"]))
@@ -165,7 +163,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_weights_load(monkeypatc
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_at_wandb_under_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_continues_the_wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR"):
         monkeypatch.setenv(name, "")  # to be restored
@@ -228,7 +226,7 @@ def logged(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.slow
-def test_what_a_stopped_run_had_no_time_to_measure_is_logged_once_when_it_goes_on(tmp_path: Path) -> None:
+def test_evaluation_missed_by_a_stop_is_logged_once_after_resume(tmp_path: Path) -> None:
     folder, undisturbed = tmp_path / "stopped", tmp_path / "undisturbed"
     assert trained(undisturbed) == [0, 2, 4]
     assert trained(folder, signal_at=2) == [0]
@@ -256,11 +254,11 @@ LOGS = {
     "completions/mean_length": 61.0,
     "num_tokens": 5000.0,
 }
-FIGURES = ["+0.250", "own words", "+0.125", "0.750", "4.0%", "31.0%", "tokens/s", "left"]
+PANEL_TEXTS = ["+0.250", "own words", "+0.125", "0.750", "4.0%", "31.0%", "tokens/s", "left"]
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
-def watched(console: Console) -> str:
+def live_view_output(console: Console) -> str:
     """What is written while a stage of four steps trains for two of them."""
     view = LiveView(console, "GRPO")
     state = TrainerState(max_steps=4, is_world_process_zero=True)
@@ -279,19 +277,19 @@ def watched(console: Console) -> str:
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 30), (60, 15)])
-def test_the_panel_has_every_figure_and_gives_the_cursor_back(width: int, height: int) -> None:
+def test_live_panel_shows_every_metric_and_restores_the_cursor(width: int, height: int) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
-    written = watched(console)
+    written = live_view_output(console)
     assert written.rindex(HIDE) < written.rindex(SHOW)
     panel = written[written.rindex("Think-as-Locals") :]
-    for part in (*FIGURES, "GRPO", "2/4"):
+    for part in (*PANEL_TEXTS, "GRPO", "2/4"):
         assert part in panel
     assert all(f"test at step {step}" in written for step in (1, 2))
 
 
-def test_without_a_terminal_there_are_plain_lines() -> None:
-    written = watched(Console(file=io.StringIO(), force_terminal=False, width=60))  # nor are lines broken
+def test_live_view_prints_plain_lines_without_a_terminal() -> None:
+    written = live_view_output(Console(file=io.StringIO(), force_terminal=False, width=60))  # nor are lines broken
     assert "\x1b" not in written
     line = next(line for line in written.splitlines() if line.startswith("GRPO 1/4"))
-    for part in FIGURES[:6]:
+    for part in PANEL_TEXTS[:6]:
         assert part in line

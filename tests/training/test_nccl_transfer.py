@@ -1,4 +1,4 @@
-"""vLLM's transfer of weights by NCCL, as far as it goes without a GPU: who joins the group where, what is announced."""
+"""vLLM's NCCL weight transfer, as far as it works without a GPU: group ranks and update announcements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TransferClient, l
         yield TransferClient(VLLMServers(urls, timeout_s=5)), each
 
 
-def test_workers_of_all_servers_get_ranks_of_one_group(workers: tuple[TransferClient, list[Workers]]) -> None:
+def test_workers_of_all_servers_get_ranks_in_one_group(workers: tuple[TransferClient, list[Workers]]) -> None:
     client, (small, large) = workers
     assert client.world_size() == 6
     client.init_weight_transfer_engine({"master_address": "here", "master_port": 1, "rank_offset": 1, "world_size": 7})
@@ -52,7 +52,7 @@ def test_workers_of_all_servers_get_ranks_of_one_group(workers: tuple[TransferCl
     assert large.asked[0][1]["init_info"]["world_size"] == 7
 
 
-def test_an_update_is_announced_to_every_server_under_its_name(workers: tuple[TransferClient, list[Workers]]) -> None:
+def test_weight_update_is_announced_to_every_server_by_name(workers: tuple[TransferClient, list[Workers]]) -> None:
     client, each = workers
     client.name = "sync-7"
     client.start_weight_update()
@@ -70,7 +70,7 @@ def test_an_update_is_announced_to_every_server_under_its_name(workers: tuple[Tr
         assert one.asked[2][1] == {"weight_version": "sync-7"}
 
 
-def test_a_server_that_does_not_answer_is_left_out_of_the_group(workers: tuple[TransferClient, list[Workers]]) -> None:
+def test_unreachable_server_is_left_out_of_the_nccl_group(workers: tuple[TransferClient, list[Workers]]) -> None:
     client, (small, large) = workers
     small.dead = True
     assert len(client.servers.states()) == 1
@@ -79,5 +79,5 @@ def test_a_server_that_does_not_answer_is_left_out_of_the_group(workers: tuple[T
     assert [info["init_info"]["rank_offset"] for _, info in large.asked] == [1]
 
 
-def test_why_weights_go_through_the_folder_here() -> None:
+def test_nccl_unsupported_reason_names_missing_server_or_gpu() -> None:
     assert nccl_unsupported_reason([{"gpu": True}]) == "the trainer has no GPU"

@@ -1,4 +1,4 @@
-"""A run that is resumed from any of its checkpoints ends with the very weights of one that was never interrupted."""
+"""A run resumed from any of its checkpoints ends with exactly the weights of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 FOUR_AN_EPOCH = "grpo.per_device_train_batch_size=16"
 ACCUMULATED = ["grpo.gradient_accumulation_steps=2", "grpo.steps_per_generation=8", "grpo.logging_steps=3"]
-WINDOWS = {  # steps, of which four are a sampling if several are, and overrides
+RESUME_CASES = {  # steps, of which four are a sampling if several are, and overrides
     "on policy, past two epochs": (10, [FOUR_AN_EPOCH, "grpo.max_grad_norm=0.5", "grpo.lr_scheduler_type=cosine"]),
     "two steps a sampling, twice": (7, ["grpo.steps_per_generation=2", "grpo.num_iterations=2"]),
     "accumulated, logged rarely": (7, [*ACCUMULATED, "grpo.beta=0.1", "reward.both_orders=true"]),
@@ -32,8 +32,8 @@ def trained(folder: Path, steps: int, overrides: list[str], checkpoint: Path | N
     return trainer
 
 
-@pytest.mark.parametrize(("steps", "overrides"), WINDOWS.values(), ids=WINDOWS)
-def test_resumed_at_every_step_the_final_weights_are_bit_identical(
+@pytest.mark.parametrize(("steps", "overrides"), RESUME_CASES.values(), ids=RESUME_CASES)
+def test_resume_from_any_step_gives_bit_identical_final_weights(
     tmp_path: Path, steps: int, overrides: list[str]
 ) -> None:
     whole = trained(tmp_path, steps, overrides)

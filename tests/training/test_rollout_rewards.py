@@ -79,7 +79,7 @@ def _score(
     return values, logged
 
 
-def test_each_component_has_the_value_of_the_pure_function(make: Make) -> None:
+def test_components_match_the_pure_functions(make: Make) -> None:
     best = shuffle_responses(ITEM).best
     right, wrong = write(RUBRIC, "weighed", best), write(RUBRIC, "weighed", (best + 1) % 4)
     values, logged = _score(make(), [_ids(right), _ids(wrong), _ids(right, ended=False), NONSENSE])
@@ -91,14 +91,14 @@ def test_each_component_has_the_value_of_the_pure_function(make: Make) -> None:
     assert values == {"correctness": [score(parse(write(RUBRIC, "weighed", 2), 4), ITEM).parts["correctness"]]}
 
 
-def test_the_share_of_verdicts_per_label_is_logged(make: Make) -> None:
+def test_share_of_verdicts_per_label_is_logged(make: Make) -> None:
     _, logged = _score(make(), [*map(_verdict, (0, 0, 0, 2)), NONSENSE])
     assert [logged[f"position/{label}"] for label in "ABCD"] == [0.75, 0.0, 0.25, 0.0]
     assert "position/E" not in logged
     assert "consistent_accuracy" not in logged
 
 
-def test_the_share_paid_for_judging_nothing_is_logged(make: Make) -> None:
+def test_idle_share_of_the_reward_is_logged(make: Make) -> None:
     presented = shuffle_responses(ITEM)
     said = "\n".join(
         f"{label}: {text} Elders there prefer{i * ' more'}."
@@ -126,7 +126,7 @@ def test_the_share_paid_for_judging_nothing_is_logged(make: Make) -> None:
     assert _score(correctness, [NONSENSE])[1]["reward/idle_share"] == 0.0  # nothing is paid
 
 
-def test_answers_are_read_by_the_format_of_the_prompt(make: Make) -> None:
+def test_completions_are_parsed_by_the_prompt_format(make: Make) -> None:
     best = LABELS[shuffle_responses(ITEM).best]
     rewards = make("prompt=rm_r1", "sft=null", "model.scratch=null", "model.path=x", "reward=rm_r1")
     texts = [f"<type>Chat</type> <answer>[[{best}]]</answer>", f"<answer>[[{best}]]</answer> So be it.", "no"]
@@ -137,7 +137,7 @@ def test_answers_are_read_by_the_format_of_the_prompt(make: Make) -> None:
     assert logged["correct/verdict_only"] == pytest.approx(2 / 3)
 
 
-def test_rows_hold_text_reward_and_step_and_are_taken_once(make: Make) -> None:
+def test_rows_contain_text_reward_and_step_and_are_taken_once(make: Make) -> None:
     rewards = make()
     _score(rewards, [NONSENSE])
     (row,) = rewards.take_rows()
@@ -147,7 +147,7 @@ def test_rows_hold_text_reward_and_step_and_are_taken_once(make: Make) -> None:
     assert rewards.take_rows() == []
 
 
-def test_rollout_k_of_one_order_is_paired_with_rollout_k_of_the_other(make: Make) -> None:
+def test_rollouts_are_paired_by_index_across_both_orders(make: Make) -> None:
     presented = [shuffle_responses(ITEM, reverse=reverse) for reverse in (False, True)]
     good = [_verdict(one.best) for one in presented]
     bad = [_verdict((one.best + 1) % 4) for one in presented]
@@ -162,7 +162,7 @@ def test_rollout_k_of_one_order_is_paired_with_rollout_k_of_the_other(make: Make
     assert values == {"correctness": [1.0, -1.0], "consistency": [0.0, 0.0], "structure": [1.0, 1.0]}
 
 
-def test_rubrics_are_scored_once_for_the_whole_batch(make: Make) -> None:
+def test_rubrics_are_scored_once_per_batch(make: Make) -> None:
     batches: list[Sequence[GainQuery]] = []
 
     def score_gains(queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
@@ -227,7 +227,7 @@ TIMEOUT = "TimeoutError: took longer than 0.2 s"
         (_exits, "tried to end the process: SystemExit(3)"),
     ],
 )
-def test_a_failing_reward_is_none_for_that_rollout_alone_and_counted(make: Make, how: Component, fault: str) -> None:
+def test_failing_reward_is_none_for_that_rollout_only_and_counted(make: Make, how: Component, fault: str) -> None:
     rewards = make(*LENIENT, components=_failing(how))
     began = time.monotonic()
     values, logged = _score(rewards, [BAD, GOOD])
@@ -241,7 +241,7 @@ def test_a_failing_reward_is_none_for_that_rollout_alone_and_counted(make: Make,
     assert (bad["reward"], bad["reward/correctness"], good["fault"]) == (None, None, None)
 
 
-def test_too_many_faults_over_the_window_end_the_run_and_leave_the_batch(make: Make, tmp_path: Path) -> None:
+def test_too_many_reward_faults_end_the_run_and_dump_the_batch(make: Make, tmp_path: Path) -> None:
     rewards = make(*LENIENT, components=_failing(_raises))
     for _ in range(3):  # one in four is not more than a quarter
         _score(rewards, [BAD, *[GOOD] * 3])
@@ -251,12 +251,12 @@ def test_too_many_faults_over_the_window_end_the_run_and_leave_the_batch(make: M
     assert "step 4: on rank 0 the rewards of more than 25.0% of the last 8 rollouts failed" in message
     assert "ZeroDivisionError: no such thing" in message
     assert str(tmp_path / "faults" / "step-4-rank-") in message
-    assert [row["completion"] for row in _left(tmp_path)] == ["bad", "bad", "good", "good"]
+    assert [row["completion"] for row in _dumped_rows(tmp_path)] == ["bad", "bad", "good", "good"]
     about = json.loads((tmp_path / "faults" / "step-4-rank-0.json").read_text())
     assert about == {"fault": "rewards failed", "step": 4, "rank": 0, "batch": "step-4-rank-0.parquet"}
 
 
-def test_when_all_hang_the_wait_is_bounded(make: Make) -> None:
+def test_wait_is_bounded_if_every_reward_hangs(make: Make) -> None:
     rewards = make(*LENIENT, components=_failing(_blocks))
     began = time.monotonic()
     with pytest.raises(TrainingError, match=r"took longer than 0\.2 s"):
@@ -265,21 +265,19 @@ def test_when_all_hang_the_wait_is_bounded(make: Make) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_not_finite_ends_the_run_and_leaves_the_batch(
-    make: Make, tmp_path: Path, value: float
-) -> None:
+def test_non_finite_reward_ends_the_run_and_dumps_the_batch(make: Make, tmp_path: Path, value: float) -> None:
     rewards = make(components=_failing(lambda *_: value))
     with pytest.raises(TrainingError, match=r"step 4: reward not finite on rank 0; the optimizer did not use it"):
         _score(rewards, [GOOD, BAD])
-    assert [math.isfinite(row["reward/structure"]) for row in _left(tmp_path)] == [True, False]
+    assert [math.isfinite(row["reward/structure"]) for row in _dumped_rows(tmp_path)] == [True, False]
 
 
-def _left(folder: Path) -> list[dict[str, Any]]:
+def _dumped_rows(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = parquet.read_table(folder / "faults" / "step-4-rank-0.parquet").to_pylist()
     return rows
 
 
-CUT = _ids("<rubric>", ended=False)
+TRUNCATED = _ids("<rubric>", ended=False)
 
 
 @pytest.mark.parametrize(
@@ -292,10 +290,10 @@ CUT = _ids("<rubric>", ended=False)
         ),
         (
             [],
-            [CUT] * 20,
+            [TRUNCATED] * 20,
             r"causes: \(1\) completions are too short \(100% were cut at 72 tokens\): raise grpo\.max_comple",
         ),
-        ([], [CUT] * 19 + [_verdict(1)], "95% of completions"),
+        ([], [TRUNCATED] * 19 + [_verdict(1)], "95% of completions"),
         (
             ["trainer=grpo", "model=qwen2_5_7b", "prompt=listwise"],
             [NONSENSE] * 20,
@@ -305,7 +303,7 @@ CUT = _ids("<rubric>", ended=False)
     ],
     ids=["nonsense", "cut short", "one of twenty is read", "without a cold start", "at the limit"],
 )
-def test_parse_failures_in_batch_after_batch_are_warned_of_with_their_likely_causes(
+def test_repeated_parse_failures_warn_with_likely_causes(
     make: Make, tmp_path: Path, overrides: list[str], completions: list[list[int]], told: str | None
 ) -> None:
     rewards = make("reward.parse_failure_batches=3", *overrides)
@@ -323,7 +321,7 @@ def test_parse_failures_in_batch_after_batch_are_warned_of_with_their_likely_cau
         ]
 
 
-def test_a_batch_that_can_be_parsed_begins_the_count_anew(make: Make) -> None:
+def test_parsed_batch_resets_the_parse_failure_count(make: Make) -> None:
     rewards = make("reward.parse_failure_batches=2")
     with warnings.catch_warnings():
         warnings.simplefilter("error", TrainingWarning)
@@ -332,7 +330,7 @@ def test_a_batch_that_can_be_parsed_begins_the_count_anew(make: Make) -> None:
             _score(rewards, [_verdict(0)])
 
 
-def test_parse_failures_end_the_run_where_it_is_to_stop(make: Make) -> None:
+def test_parse_failures_end_the_run_if_configured_to_stop(make: Make) -> None:
     rewards = make("reward.parse_failure_batches=2", "reward.on_parse_failure=stop")
     _score(rewards, [NONSENSE])
     with pytest.raises(TrainingError, match=r"Likely causes: .* To continue anyway: reward\.on_parse_failure=warn\.$"):

@@ -102,7 +102,7 @@ def batch(zero: bool = False) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": True}, {"generation_kwargs": {"min_new_tokens": 6}, "top_p": 0.9}])
-def test_rollouts_are_trls_and_each_prompt_is_read_once(make: Make, settings: dict[str, Any]) -> None:
+def test_rollouts_match_trl_and_each_prompt_is_processed_once(make: Make, settings: dict[str, Any]) -> None:
     trainer = make(**settings)
     prompts = [[5, 9, 7, 11]] * G + [[8, 6]] * G
     read: list[tuple[int, ...]] = []
@@ -125,7 +125,7 @@ def loss_and_gradient(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> t
     return loss.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def separately(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def trl_loss_and_gradient(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """The same as TRL computes it."""
     trainer.unshared_reason = "this is the reference"
     try:
@@ -134,9 +134,9 @@ def separately(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> tuple[Te
         trainer.unshared_reason = None
 
 
-def assert_trls(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
+def assert_matches_trl(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
     """Check loss and gradient against TRL's own; returns the gradient."""
-    expected_loss, expected = separately(trainer, inputs)
+    expected_loss, expected = trl_loss_and_gradient(trainer, inputs)
     loss, gradient = loss_and_gradient(trainer, inputs)
     assert trainer.unshared_reason is None
     torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
@@ -147,15 +147,15 @@ def assert_trls(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize("beta", [0.0, 0.05])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
-def test_loss_and_gradients_are_trls_for_every_loss(make: Make, lora: bool, checkpointing: bool, beta: float) -> None:
+def test_loss_and_gradients_match_trl_for_every_loss_type(
+    make: Make, lora: bool, checkpointing: bool, beta: float
+) -> None:
     trainer = make(lora=lora, gradient_checkpointing=checkpointing, beta=beta)
     for trainer.loss_type in LOSSES:
-        assert assert_trls(trainer, batch()).norm() > 0
+        assert assert_matches_trl(trainer, batch()).norm() > 0
 
 
-def test_the_heads_tiles_are_as_wide_as_the_vocabulary_to_the_same_bits(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_narrow_head_tiles_give_bit_identical_gradients(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, widths = make(), list[int]()
     head = utils._ChunkedLogProbFunction
 
@@ -172,18 +172,18 @@ def test_the_heads_tiles_are_as_wide_as_the_vocabulary_to_the_same_bits(
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_rollouts_without_advantage_are_left_out_exactly(
+def test_zero_advantage_rollouts_are_skipped_with_equal_gradients(
     make: Make, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
     trainer = make(importance_sampling_level=level)
     loss_and_gradient(trainer, batch())  # past the first use, with its comparison
     passes = _record_passes(trainer, monkeypatch)
     for trainer.loss_type in LOSSES:
-        assert_trls(trainer, batch(zero=True))
+        assert_matches_trl(trainer, batch(zero=True))
         assert passes[-1] == 3 + 6 + 4 + 4  # the second group alone, without its first rollout
 
 
-def test_where_no_rollout_has_an_advantage_the_gradient_is_zero(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_is_zero_if_no_rollout_has_an_advantage(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
     loss_and_gradient(trainer, batch())
     passes = _record_passes(trainer, monkeypatch)
@@ -195,13 +195,11 @@ def test_where_no_rollout_has_an_advantage_the_gradient_is_zero(make: Make, monk
 
 
 @pytest.mark.parametrize("arguments", [{"beta": 0.1}, {"top_entropy_quantile": 0.5}, {"entropy_coef": 0.01}])
-def test_rollouts_without_advantage_count_where_something_else_moves_the_policy(
-    make: Make, arguments: dict[str, float]
-) -> None:
-    assert_trls(make(**arguments), batch(zero=True))
+def test_zero_advantage_rollouts_count_with_kl_or_entropy_terms(make: Make, arguments: dict[str, float]) -> None:
+    assert_matches_trl(make(**arguments), batch(zero=True))
 
 
-def test_training_is_trls_step_for_step(make: Make) -> None:
+def test_training_matches_trl_step_by_step(make: Make) -> None:
     arguments = {"max_steps": 3, "gradient_accumulation_steps": 2, "num_iterations": 2, "learning_rate": 1e-2}
     ours, trls = make(**arguments), make(**arguments)
     trls.unshared_reason = "this is the reference"
@@ -219,7 +217,7 @@ def test_training_is_trls_step_for_step(make: Make) -> None:
 
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 @pytest.mark.parametrize("loss_type", ["grpo", "vespo"])
-def test_the_correction_for_vllm_needs_no_pass_of_its_own(
+def test_vllm_importance_sampling_needs_no_extra_pass(
     make: Make, monkeypatch: pytest.MonkeyPatch, mode: str, loss_type: str
 ) -> None:
     results = []
@@ -260,7 +258,7 @@ def test_the_correction_for_vllm_needs_no_pass_of_its_own(
         ([[3.0], [9.0], [0.0]], 3**2 / (2 * 9)),
     ],
 )
-def test_the_effective_sample_size_is_of_what_moves_the_policy(
+def test_effective_sample_size_ignores_zero_advantage_completions(
     make: Make, weights: list[list[float]], expected: float
 ) -> None:
     trainer = make()
@@ -272,7 +270,7 @@ def test_the_effective_sample_size_is_of_what_moves_the_policy(
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_head_in_float32_is_that_of_packed_rows_and_of_others(make: Make, lora: bool) -> None:
+def test_float32_head_is_used_for_packed_and_plain_rows(make: Make, lora: bool) -> None:
     errors = []
     for cast in (True, False):
         trainer = make(lora=lora, bf16=True, head=cast, temperature=0.7)
@@ -310,7 +308,7 @@ def _sampled(prompts: list[str]) -> tuple[Any, ...]:
         ({"model_attention_dropout": 0.1}, "attention_dropout=0.1"),
     ],
 )
-def test_what_is_not_supported_is_said_once_and_computed_as_trl_does(
+def test_unsupported_model_warns_once_that_prefixes_are_not_shared(
     make: Make, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "think_as_locals"):
@@ -320,11 +318,11 @@ def test_what_is_not_supported_is_said_once_and_computed_as_trl_does(
     assert [reason in record.message for record in caplog.records if "not shared" in record.message] == [True]
 
 
-def test_a_model_that_reads_packed_rows_otherwise_falls_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_misreads_packed_rows_falls_back_to_trl(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
     rotary = trainer.model.model.rotary_emb
     monkeypatch.setattr(rotary, "forward", lambda x, ids, f=rotary.forward: f(x, torch.arange(ids.shape[1])[None]))
-    expected = separately(trainer, batch())
+    expected = trl_loss_and_gradient(trainer, batch())
     loss, gradient = loss_and_gradient(trainer, batch())
     assert "differ by" in str(trainer.unshared_reason)
     assert torch.equal(loss, expected[0])
@@ -335,7 +333,7 @@ def test_a_model_that_reads_packed_rows_otherwise_falls_back(make: Make, monkeyp
 def test_half_precision_passes_the_first_comparison(make: Make, autocast: bool, dtype: torch.dtype) -> None:
     trainer = make(bf16=autocast)
     trainer.model.to(dtype)
-    _, expected = separately(trainer, batch())
+    _, expected = trl_loss_and_gradient(trainer, batch())
     _, gradient = loss_and_gradient(trainer, batch())
     assert trainer.unshared_reason is None
     assert torch.cosine_similarity(gradient.float(), expected.float(), dim=0) > 0.98
@@ -350,7 +348,7 @@ def log_probs(trainer: SharedPrefixTrainer) -> Tensor:
 
 @pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
 @pytest.mark.parametrize("lora", [False, True])
-def test_the_comparison_computes_in_float32_whatever_the_weights(
+def test_comparison_runs_in_float32_for_any_weight_dtype(
     make: Make, autocast: bool, dtype: torch.dtype, lora: bool
 ) -> None:
     trainer = make(bf16=autocast, lora=lora)
@@ -370,7 +368,7 @@ def test_the_comparison_computes_in_float32_whatever_the_weights(
 
 
 @pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
-def test_in_half_precision_noise_is_no_reason_and_a_small_error_is(
+def test_half_precision_noise_is_tolerated_but_wrong_positions_are_not(
     make: Make, monkeypatch: pytest.MonkeyPatch, autocast: bool, dtype: torch.dtype
 ) -> None:
     """Logits of an untrained model hardly differ: made ten times as large, bfloat16 moves them by more than .05."""
@@ -394,10 +392,10 @@ def test_in_half_precision_noise_is_no_reason_and_a_small_error_is(
     assert "more than 2 times as much" in str(trainer.unshared_reason)
 
 
-def test_completions_that_are_all_masked_leave_the_entropy_bonus_finite(make: Make) -> None:
+def test_fully_masked_completions_give_zero_loss_and_gradient(make: Make) -> None:
     trainer = make(entropy_coef=0.01)
     masked = batch() | {"completion_mask": torch.zeros(2 * G, 6, dtype=torch.long)}
-    expected_loss, _ = separately(trainer, masked)
+    expected_loss, _ = trl_loss_and_gradient(trainer, masked)
     loss, gradient = loss_and_gradient(trainer, masked)
     assert loss == expected_loss == 0
     assert not gradient.any()
@@ -426,7 +424,7 @@ def _record_passes(trainer: SharedPrefixTrainer, monkeypatch: pytest.MonkeyPatch
         ),
     ],
 )
-def test_trl_still_has_what_is_overridden(method: str, parameters: str) -> None:
+def test_trl_still_has_the_overridden_methods_and_parameters(method: str, parameters: str) -> None:
     theirs = getattr(GRPOTrainer, method, None)
     assert theirs is not None, f"this TRL has no GRPOTrainer.{method}: training/shared_prefix.py must be adapted"
     got = list(inspect.signature(theirs).parameters)[1:]
@@ -435,7 +433,7 @@ def test_trl_still_has_what_is_overridden(method: str, parameters: str) -> None:
     )
 
 
-def test_trl_still_calls_them_in_this_order(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trl_still_calls_the_overridden_methods_in_order(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step: sampling asks for reference log-probabilities, then scores; the loss asks for those of the policy."""
     calls: list[str] = []
     for name in (
@@ -480,7 +478,7 @@ def test_trl_still_calls_them_in_this_order(make: Make, monkeypatch: pytest.Monk
     }, "this TRL's batches have other parts: training/shared_prefix.py must be adapted"
 
 
-def numbered() -> dict[str, Tensor]:
+def numbered_batch() -> dict[str, Tensor]:
     """The batch, of prompts of 9 and 4 tokens, with values that are the number of their row."""
     rows, whole = torch.arange(1, 9)[:, None], batch()
     values = whole["completion_mask"] * rows
@@ -488,8 +486,8 @@ def numbered() -> dict[str, Tensor]:
     return whole | {"completion_ids": values, "old_per_token_logps": -1.0 * values, **ratio}
 
 
-def test_groups_stay_together_and_lose_common_padding() -> None:
-    whole = numbered()
+def test_micro_batches_keep_groups_and_drop_common_padding() -> None:
+    whole = numbered_batch()
     parts = sorted(micro_batches(whole, 2), key=lambda part: -part["prompt_ids"].shape[1])
     assert [tuple(part["prompt_ids"].shape) for part in parts] == [(4, 9), (4, 4)]
     assert torch.equal(parts[0]["completion_ids"], whole["completion_ids"][:4])
@@ -503,9 +501,9 @@ def test_groups_stay_together_and_lose_common_padding() -> None:
 
 
 @given(count=st.sampled_from([1, 2, 4, 8]), seed=st.integers(0, 99))
-def test_no_row_is_lost_or_changed(count: int, seed: int) -> None:
+def test_micro_batches_preserve_every_row(count: int, seed: int) -> None:
     torch.manual_seed(seed)
-    whole = numbered()
+    whole = numbered_batch()
     parts = micro_batches(whole, count)
     seen = [row for part in parts for row in part["advantages"].int().tolist()]
     assert sorted(seen) == list(range(1, 9))

@@ -1,4 +1,4 @@
-"""Weights on their way to servers: files that are read while others are written, and what goes wrong with them."""
+"""Weight files for servers: read while later ones are written, and errors passed to the reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from think_as_locals.training.weight_files import WeightFiles
 TENSORS = {f"layer.{number}": torch.full((256,), float(number)) for number in range(7)}
 
 
-def test_files_are_read_as_they_come_by_several_and_hold_every_tensor_once(tmp_path: Path) -> None:
+def test_concurrent_readers_stream_files_and_get_every_tensor(tmp_path: Path) -> None:
     files = WeightFiles(tmp_path / "sync", limit_s=10, file_bytes=2048)  # two tensors in a file
     read: list[dict[str, torch.Tensor]] = [{}, {}]
     first = threading.Event()
@@ -43,7 +43,7 @@ def test_files_are_read_as_they_come_by_several_and_hold_every_tensor_once(tmp_p
     assert len(list(files)) == 4  # again, for a server that was restarted
 
 
-def test_the_tensors_of_two_files_are_in_memory_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_two_files_of_tensors_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_files, "save_file", lambda *given, **more: time.sleep(0.02) or save_file(*given, **more))
     files = WeightFiles(tmp_path / "sync", limit_s=10, file_bytes=1024)  # a tensor and a file each
     held: list[weakref.ref[torch.Tensor]] = []
@@ -60,7 +60,7 @@ def test_the_tensors_of_two_files_are_in_memory_at_most(tmp_path: Path, monkeypa
     assert not any(each() is not None for each in held)
 
 
-def test_a_folder_that_takes_no_file_is_an_error_of_the_reader(tmp_path: Path) -> None:
+def test_unwritable_folder_raises_in_the_reader(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     files = WeightFiles(tmp_path / "file" / "sync", limit_s=10, file_bytes=2048)
     for name, tensor in TENSORS.items():

@@ -1,4 +1,4 @@
-"""Rows that name the best of several responses: one item with it first, or the named reasons why not."""
+"""Data sets whose rows name the best of several responses: each row becomes an item or a list of faults."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ READERS = {
     "preferences": (pairs.preference_outcome, AB),
     "helpsteer3": (helpsteer3.outcome, HELPSTEER),
 }
-BOWL, NOT_KNOWN = HELPSTEER["response1"], HELPSTEER["response2"]
+BOWL, UNKNOWN = HELPSTEER["response1"], HELPSTEER["response2"]
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "?"}]
 BROKEN_TURN = {"role": "assistant", "content": "half \ud83d"}
 
@@ -125,27 +125,27 @@ def read(source: str, **changes: Any) -> Outcome:
         ("crisp_rm", {"question": None, "prompt": "?", "category": "food", "language": "Thai"}, {"domain": "food"}),
         ("crisp_rm", {"scenario": "At work.", "question": "What now?"}, {"prompt": "At work.\n\nWhat now?"}),
         ("helpsteer3", {}, {"prompt": "한국의 아침 식사는?", "language": "ko", "domain": "multilingual"}),
-        *(("helpsteer3", {"overall_preference": n}, {"responses": (BOWL, NOT_KNOWN), "best": 0}) for n in (-3, -1)),
-        *(("helpsteer3", {"overall_preference": n}, {"responses": (NOT_KNOWN, BOWL), "best": 0}) for n in (1, 3)),
+        *(("helpsteer3", {"overall_preference": n}, {"responses": (BOWL, UNKNOWN), "best": 0}) for n in (-3, -1)),
+        *(("helpsteer3", {"overall_preference": n}, {"responses": (UNKNOWN, BOWL), "best": 0}) for n in (1, 3)),
         ("helpsteer3", {"context": TURNS}, {"prompt": "user: Hi\n\nassistant: Hello\n\nuser: ?"}),
         ("helpsteer3", {"domain": "code", "language": "python"}, {"language": "en"}),
     ],
 )
-def test_a_row_is_an_item(source: str, changes: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_valid_row_becomes_an_item(source: str, changes: dict[str, Any], expected: dict[str, Any]) -> None:
     outcome = read(source, **changes)
     (item,) = outcome.items
     assert not outcome.faults
     assert {name: getattr(item, name) for name in expected} == expected
 
 
-def test_the_scenarios_of_a_norm_are_a_question_group() -> None:
+def test_scenarios_of_one_norm_share_a_group() -> None:
     asked = [("Greet.", "Elders first."), ("Bow.", "Elders first."), ("Bow.", "Guests first."), ("Bow.", None)]
     groups = [read("crisp_rm", scenario=scenario, norm=norm).items[0].group for scenario, norm in asked]
     assert groups[0] == groups[1]
     assert len({*groups}) == 3
 
 
-def test_the_same_prompt_is_the_same_question_group_however_it_is_set() -> None:
+def test_group_ignores_case_and_whitespace_of_the_prompt() -> None:
     groups = [read("carb", prompt=prompt).items[0].group for prompt in ("Who? ", "who?", "Who not?")]
     assert groups[0] == groups[1] != groups[2]
 
@@ -163,7 +163,7 @@ def test_the_same_prompt_is_the_same_question_group_however_it_is_set() -> None:
         ("carb_open", {"domain": "cooking"}, ["unknown_domain"]),
     ],
 )
-def test_a_suspicious_row_is_an_item_all_the_same(source: str, changes: dict[str, Any], expected: list[str]) -> None:
+def test_suspicious_row_is_imported_with_a_warning(source: str, changes: dict[str, Any], expected: list[str]) -> None:
     outcome = read(source, **changes)
     assert defects(outcome) == expected
     assert len(outcome.items) == 1
@@ -223,26 +223,26 @@ def test_a_suspicious_row_is_an_item_all_the_same(source: str, changes: dict[str
         ("helpsteer3", {"language": "python", "response2": " "}, ["unknown_language", "empty_response"]),
     ],
 )
-def test_a_row_that_is_no_item_has_every_fault_named(source: str, changes: dict[str, Any], expected: list[str]) -> None:
+def test_invalid_row_reports_every_fault(source: str, changes: dict[str, Any], expected: list[str]) -> None:
     outcome = read(source, **changes)
     assert defects(outcome) == expected
     assert (outcome.items, outcome.imported) == ((), False)
 
 
-def test_a_tie_is_no_fault_of_the_row() -> None:
+def test_tie_is_skipped_without_an_error() -> None:
     (fault,) = read("helpsteer3", overall_preference=0).faults
     assert fault.defect.severity == "skipped"
 
 
 @pytest.mark.parametrize("source", READERS)
 @pytest.mark.parametrize("value", [None, 7, "text", [1], {}])
-def test_whatever_a_row_is_it_is_named_and_never_raises(source: str, value: Any) -> None:
+def test_malformed_row_is_reported_without_raising(source: str, value: Any) -> None:
     outcome = READERS[source][0](a_row(value))
     assert outcome.items == ()
     assert set(defects(outcome)) == ({"missing_field"} if value == {} else {"not_an_object"})
 
 
-def test_a_row_of_ties_is_right_exactly_where_all_of_its_items_are() -> None:
+def test_ties_row_pairs_every_correct_with_every_wrong_response() -> None:
     outcome = read("ties")
     assert not outcome.faults
     met = {(item.responses[item.best], wrong) for item in outcome.items for wrong in item.responses[1:]}

@@ -1,4 +1,4 @@
-"""BLEnD: votes of annotators -> right answers, wrong answers, flip sets; on a small folder of the same schema."""
+"""BLEnD: votes of annotators become right and wrong answers and flip sets, on a small folder of the same schema."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def read(path: Path, answers: dict[str, Answers] | None = None, **changes: Any) 
     return list(blend.read(section(path, **changes), 0))
 
 
-def bests(items: list[Item]) -> dict[str | None, str]:
+def best_responses(items: list[Item]) -> dict[str | None, str]:
     return {item.culture: item.responses[item.best] for item in items}
 
 
@@ -102,22 +102,22 @@ def responses(items: list[Item], culture: str | None = None) -> set[str]:
         ({" TOAST ": 4}, "toast"),  # so that regions do not differ in style
     ],
 )
-def test_the_right_answer_is_the_one_with_the_most_votes_and_three_of_them(
+def test_best_response_has_the_most_votes_and_at_least_three(
     tmp_path: Path, british: Answers, best: str | None
 ) -> None:
     items = read(tmp_path, {"UK": british, "China": {"Porridge": 5}, "Mexico": {"tortilla": 5}})
     right = {"CN": "porridge", "MX": "tortilla"} | ({"GB": best} if best else {})
-    assert bests(items) == right
+    assert best_responses(items) == right
     assert responses(items) == set(right.values())
 
 
-def test_two_votes_are_enough_for_a_wrong_answer_and_one_is_not(tmp_path: Path) -> None:
+def test_wrong_answer_needs_two_votes(tmp_path: Path) -> None:
     items = read(tmp_path, {"UK": {"toast": 4}, "China": {"porridge": 2}, "Mexico": {"tortilla": 1}})
     assert [(item.culture, set(item.responses)) for item in items] == [("GB", {"toast", "porridge"})]
 
 
 @pytest.mark.parametrize("answer", ["rye toast", "TOAST", "toasts", "toast with butter", "cheese"])
-def test_a_wrong_answer_shares_no_word_with_anything_the_region_answered(tmp_path: Path, answer: str) -> None:
+def test_answer_sharing_a_word_with_the_region_is_not_a_wrong_answer(tmp_path: Path, answer: str) -> None:
     items = read(tmp_path, {"UK": {"toast": 4, "cheese roll": 1}, "China": {answer: 5}, "Mexico": {"tortilla": 5}})
     assert responses(items, "GB") == {"toast", "tortilla"}
 
@@ -135,15 +135,13 @@ def test_a_wrong_answer_shares_no_word_with_anything_the_region_answered(tmp_pat
         ({"running": 4}, {"to run": 5}),
     ],
 )
-def test_what_means_what_the_region_answered_is_no_wrong_answer_there(
-    tmp_path: Path, british: Answers, chinese: Answers
-) -> None:
+def test_synonym_of_a_regional_answer_is_not_a_wrong_answer(tmp_path: Path, british: Answers, chinese: Answers) -> None:
     items = read(tmp_path, {"UK": british, "China": chinese, "Mexico": {"tortilla chips": 5}})
     assert responses(items, "GB") & set(map(str.lower, chinese)) == set()
     assert {item.culture for item in items} == {"GB", "CN", "MX"}
 
 
-def test_spellings_of_one_answer_anywhere_are_synonyms_everywhere(tmp_path: Path) -> None:
+def test_spellings_of_one_answer_are_synonyms_in_every_region(tmp_path: Path) -> None:
     breakfast = {"UK": {"gruel": 4}, "China": {"mush": 5}, "Mexico": {"tortilla": 5}}
     a_folder(tmp_path, {"q": breakfast, "other": {"Greece": {}}})
     assert responses(read(tmp_path), "GB") == {"gruel", "mush", "tortilla"}
@@ -155,7 +153,7 @@ def test_spellings_of_one_answer_anywhere_are_synonyms_everywhere(tmp_path: Path
     assert responses(read(tmp_path), "GB") == {"gruel", "mush", "tortilla"}
 
 
-def test_every_spelling_of_another_regions_answer_rules_it_out(tmp_path: Path) -> None:
+def test_any_shared_spelling_excludes_a_wrong_answer(tmp_path: Path) -> None:
     a_folder(tmp_path, {"q": {"UK": {"cafeteria": 4}, "China": {}, "Mexico": {"home": 5}}})
     spelled = [{"answers": ["食堂"], "en_answers": ["mess", "school cafeteria"], "count": 5}]
     change(tmp_path, "China", q=a_row("China", {}, annotations=spelled))
@@ -163,10 +161,10 @@ def test_every_spelling_of_another_regions_answer_rules_it_out(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("answer", ["the capital", "north", "Southeast", "coast"])
-def test_what_every_region_has_is_right_where_it_was_answered_and_wrong_nowhere(tmp_path: Path, answer: str) -> None:
+def test_generic_answer_is_never_used_as_a_wrong_answer(tmp_path: Path, answer: str) -> None:
     items = read(tmp_path, {"UK": {"london": 4}, "China": {answer: 5}, "Mexico": {"cancun": 5}})
     assert responses([item for item in items if item.culture != "CN"]) == {"london", "cancun"}
-    assert bests(items)["CN"] == answer.lower()
+    assert best_responses(items)["CN"] == answer.lower()
     spelled = [{"answers": ["?"], "en_answers": ["capital", "Beijing"], "count": 5}]
     change(tmp_path, "China", q=a_row("China", {}, annotations=spelled))
     assert responses(read(tmp_path), "GB") == {"london", "beijing", "cancun"}
@@ -175,7 +173,7 @@ def test_what_every_region_has_is_right_where_it_was_answered_and_wrong_nowhere(
 @pytest.mark.parametrize(
     "answer", ["chinese buns", "Mexican food", "english breakfast", "american pancakes", "Korean soup"]
 )
-def test_an_answer_that_names_a_region_is_no_response(tmp_path: Path, answer: str) -> None:
+def test_answer_naming_a_region_is_excluded(tmp_path: Path, answer: str) -> None:
     items = read(tmp_path, {"UK": {"toast": 4}, "China": {answer: 5}, "Mexico": {"tortilla": 5}})
     assert responses(items) == {"toast", "tortilla"}
 
@@ -183,15 +181,13 @@ def test_an_answer_that_names_a_region_is_no_response(tmp_path: Path, answer: st
 @pytest.mark.parametrize(
     "answer", ["green tea", "greens", "chin-ups", "spare ribs", "bus", "spinach", "ukulele", "porridge with the jam"]
 )
-def test_parts_of_names_and_words_like_with_rule_no_answer_out(tmp_path: Path, answer: str) -> None:
+def test_substrings_of_names_and_stop_words_exclude_no_answer(tmp_path: Path, answer: str) -> None:
     items = read(tmp_path, {"UK": {"toast with the egg": 4}, "China": {answer: 5}})
-    assert bests(items) == {"GB": "toast with the egg", "CN": answer}
+    assert best_responses(items) == {"GB": "toast with the egg", "CN": answer}
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 10), (4, 5)])
-def test_every_choice_of_regions_whose_answers_exclude_one_another_is_a_flip_set(
-    tmp_path: Path, size: int, count: int
-) -> None:
+def test_every_combination_of_compatible_regions_is_a_flip_set(tmp_path: Path, size: int, count: int) -> None:
     items = read(tmp_path, BREAKFAST, num_responses=size)
     sets = flip_sets(items)
     assert len(sets) == count
@@ -202,18 +198,22 @@ def test_every_choice_of_regions_whose_answers_exclude_one_another_is_a_flip_set
     assert {(item.domain, item.group, item.source) for item in items} == {("food", "q", "blend")}
 
 
-def test_regions_that_answer_alike_share_flip_sets_and_no_item_is_there_twice(tmp_path: Path) -> None:
+def test_regions_with_equal_answers_get_no_duplicate_items(tmp_path: Path) -> None:
     items = read(tmp_path, {"UK": {"toast": 4}, "Spain": {"toast": 3}, "China": {"porridge": 5}})
     (one,) = flip_sets(items)
     assert "CN" in {item.culture for item in one}
-    assert bests(items) == {"GB": "toast", "ES": "toast", "CN": "porridge"}  # who is in no set has an item of its own
+    assert best_responses(items) == {
+        "GB": "toast",
+        "ES": "toast",
+        "CN": "porridge",
+    }  # who is in no set has an item of its own
     assert len(items) == 3
     assert responses(items) == {"toast", "porridge"}
 
 
 @pytest.mark.parametrize("limit", [None, 4])
 @pytest.mark.parametrize("size", [2, 3])
-def test_no_prompt_is_asked_twice_about_the_same_responses(tmp_path: Path, size: int, limit: int | None) -> None:
+def test_prompt_and_response_set_are_unique_across_items(tmp_path: Path, size: int, limit: int | None) -> None:
     alike = {"UK": {"6": 4}, "Spain": {"6": 3}, "China": {"6": 5}, "Mexico": {"5": 5}, "Iran": {"4": 5}, "US": {"5": 3}}
     items = read(tmp_path, alike, num_responses=size, sets_per_group=limit)
     assert len({(item.prompt, frozenset(item.responses)) for item in items}) == len(items)
@@ -221,7 +221,7 @@ def test_no_prompt_is_asked_twice_about_the_same_responses(tmp_path: Path, size:
     assert all(len(members) == size for members in flip_sets(items))
 
 
-def test_a_region_that_fits_into_no_flip_set_gets_an_item_of_its_own(tmp_path: Path) -> None:
+def test_region_without_a_flip_set_gets_a_single_item(tmp_path: Path) -> None:
     # Tortillas are eaten in Britain and China too, so Mexico is in no set with them; and toast is eaten in Mexico.
     answers = {
         "UK": {"toast": 4, "tortilla": 1},
@@ -236,19 +236,19 @@ def test_a_region_that_fits_into_no_flip_set_gets_an_item_of_its_own(tmp_path: P
     assert flip_sets(items) == [[item for item in items if item.culture != "MX"]]
 
 
-def test_every_spelling_that_annotators_gave_counts_as_answered(tmp_path: Path) -> None:
+def test_every_annotated_spelling_counts_as_answered(tmp_path: Path) -> None:
     a_folder(tmp_path, {"q": {"UK": {}, "China": {"peanut butter": 5}, "Mexico": {"tortilla": 5}}})
     spelled = [{"answers": ["pb&j"], "en_answers": ["PB&J", "peanut butter and jelly"], "count": 4}]
     change(tmp_path, "UK", q=a_row("UK", {}, annotations=spelled))
     assert responses(read(tmp_path), "GB") == {"pb&j", "tortilla"}
 
 
-def test_a_limit_takes_so_many_flip_sets_of_every_question(tmp_path: Path) -> None:
+def test_sets_per_group_limits_flip_sets_of_each_question(tmp_path: Path) -> None:
     items = read(a_folder(tmp_path, {"q1": BREAKFAST, "q2": BREAKFAST}), num_responses=4, sets_per_group=2)
     assert Counter(members[0].group for members in flip_sets(items)) == {"q1": 2, "q2": 2}
 
 
-def test_in_local_languages_prompts_are_local_and_responses_english(tmp_path: Path) -> None:
+def test_own_language_gives_local_prompts_and_english_responses(tmp_path: Path) -> None:
     items = read(a_folder(tmp_path), languages=["own"], num_responses=4)
     assert {(item.language, item.prompt) for item in items if item.culture in ("CN", "MX", "GR")} == {
         ("zh", "在中国吃什么？"),
@@ -260,7 +260,7 @@ def test_in_local_languages_prompts_are_local_and_responses_english(tmp_path: Pa
     assert sum(map(len, flip_sets(items))) == len(items) == 20
 
 
-def test_both_languages_keep_the_flip_sets_of_each(tmp_path: Path) -> None:
+def test_both_languages_keep_the_flip_sets_of_each_language(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
     english, both = read(folder, num_responses=4), read(folder, num_responses=4, languages=["en", "own"])
     assert len({item.id for item in both}) == len(both) == 20 + 4 * 3
@@ -279,9 +279,7 @@ def test_both_languages_keep_the_flip_sets_of_each(tmp_path: Path) -> None:
         ("Northern_Nigeria", "NG", "ha"),
     ],
 )
-def test_the_regions_in_languages_with_few_texts_are_read(
-    tmp_path: Path, region: str, culture: str, language: str
-) -> None:
+def test_regions_with_low_resource_languages_are_read(tmp_path: Path, region: str, culture: str, language: str) -> None:
     a_folder(tmp_path, {"q": {"UK": {"toast": 4}, region: {"rice": 5}}})
     items = read(tmp_path, languages=["own"])
     assert {(item.culture, item.language) for item in items} == {("GB", "en"), (culture, language)}
@@ -316,7 +314,7 @@ BAD_QUESTIONS = {
 
 
 @pytest.mark.parametrize("case", [*BAD_ANNOTATIONS, *BAD_QUESTIONS])
-def test_a_file_of_another_schema_is_named(tmp_path: Path, case: str) -> None:
+def test_invalid_file_error_names_the_file(tmp_path: Path, case: str) -> None:
     name = "annotations/China_data.json" if case in BAD_ANNOTATIONS else "questions/US_questions.csv"
     content = (BAD_ANNOTATIONS | BAD_QUESTIONS)[case]
     (a_folder(tmp_path) / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -334,7 +332,7 @@ def test_a_file_of_another_schema_is_named(tmp_path: Path, case: str) -> None:
         ("no annotations", r"no annotations/annotations: no <Region>_data\.json of Algeria"),
     ],
 )
-def test_what_is_no_folder_of_blend_is_named(tmp_path: Path, path: str, message: str) -> None:
+def test_folder_that_is_not_blend_is_rejected(tmp_path: Path, path: str, message: str) -> None:
     (tmp_path / "blend.zip").write_text("x")
     a_folder(tmp_path / "no questions", topics=False)
     (a_folder(tmp_path / "no annotations", {}) / "annotations" / "Atlantis_data.json").write_text("{}")
@@ -342,12 +340,12 @@ def test_what_is_no_folder_of_blend_is_named(tmp_path: Path, path: str, message:
         read(tmp_path / path)
 
 
-def test_an_unknown_language_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
+def test_unknown_language_error_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no language 'zh' in BLEnD; known: en, own"):
         read(a_folder(tmp_path), languages=["en", "zh"])
 
 
-def test_a_file_that_is_no_regions_is_named(tmp_path: Path, tal: Tal) -> None:
+def test_file_of_an_unknown_region_is_skipped_with_a_warning(tmp_path: Path, tal: Tal) -> None:
     a_folder(tmp_path)
     (tmp_path / "annotations" / "Atlantis_data.json").write_text("{}")
     (tmp_path / "annotations" / ".DS_Store").touch()
@@ -374,7 +372,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_row_is_asked_or_has_a_fault(folder: Path) -> None:
+def test_every_row_is_imported_or_has_a_fault(folder: Path) -> None:
     found: dict[str, list[list[str]]] = defaultdict(list)
     for outcome in sorted(blend.outcomes(section(folder), 0), key=lambda outcome: outcome.row.number):
         found[Path(outcome.row.file).name.removesuffix("_data.json")].append(defects(outcome))
@@ -387,7 +385,7 @@ def test_every_row_is_asked_or_has_a_fault(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"annotations": [{"en_answers": "a", "count": 4}]}, {"en_question": "\ud83d"}])
-def test_a_question_that_cannot_be_parsed_is_set_aside_and_the_others_stay(folder: Path, changes: Any) -> None:
+def test_unparsable_question_is_set_aside_without_affecting_others(folder: Path, changes: Any) -> None:
     q1, q2 = a_row("Mexico", {"tortilla": 4}), a_row("Mexico", {"mate": 4}, **changes)
     file = change(folder, "Mexico", q1=q1, q2=q2)
     found = [outcome for outcome in blend.outcomes(section(folder), 0) if Path(outcome.row.file) == file]
@@ -395,7 +393,7 @@ def test_a_question_that_cannot_be_parsed_is_set_aside_and_the_others_stay(folde
     assert [(bool(o.items), defects(o)) for o in found] == [(True, []), (False, ["wrong_type"])]
 
 
-def test_a_folder_is_recognised_and_built_as_training_reads_it(folder: Path, tmp_path: Path, tal: Tal) -> None:
+def test_data_build_gives_the_same_items_as_training(folder: Path, tmp_path: Path, tal: Tal) -> None:
     assert recognise(str(folder)) == "blend"
     out = tmp_path / "items.jsonl"
     words = ["data=blend", f"data.path={folder}", "data.num_responses=2", "data.max_groups=1"]

@@ -1,4 +1,4 @@
-"""CARB's rows as they are published: all are items but those that are broken, each with a culture for the judge."""
+"""CARB's published rows: all but the broken ones become items, each with the culture that the judge is told."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from think_as_locals.data.validate import validate_rows
 from think_as_locals.judging import render
 from think_as_locals.types import DataError
 
-OF_LANGUAGE = {
+CULTURE_OF_LANGUAGE = {
     "ar": "Arabic-speaking countries",
     "en": "English-speaking countries",
     "es": "Spanish-speaking countries",
@@ -46,7 +46,7 @@ def rows() -> list[dict[str, Any]]:
     return carb_rows()
 
 
-def test_the_rows_are_of_the_published_shape(rows: list[dict[str, Any]]) -> None:
+def test_generated_rows_match_the_published_statistics(rows: list[dict[str, Any]]) -> None:
     lengths = sorted(len(text) for row in rows for text in (*row["chosen"], *row["rejected"]))
     assert (len(rows), len({(row["language"], row["id"]) for row in rows})) == (1810, 1810)
     assert statistics.median(lengths) == pytest.approx(MEDIAN, rel=0.1)
@@ -54,7 +54,7 @@ def test_the_rows_are_of_the_published_shape(rows: list[dict[str, Any]]) -> None
     assert Counter(row["country"] is None for row in rows) == {True: 880, False: 930}
 
 
-def test_all_rows_are_items_but_those_that_are_broken(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_all_but_broken_rows_become_items(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     run_on = range(9, 1810, 100)
     changed = [dict(row) for row in rows]
     for number, (change, _) in PLANTED.items():
@@ -71,7 +71,7 @@ def test_all_rows_are_items_but_those_that_are_broken(tmp_path: Path, rows: list
     assert {fault for number, fault in named if number not in PLANTED} == {"warning: run_on_turn"}
 
 
-def test_every_item_has_a_culture_that_its_prompt_names(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_every_rendered_prompt_names_the_culture_of_the_item(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     items = list(read(data_section(source="carb", path=str(write(tmp_path / "carb.jsonl", rows)))))
     assert len(items) == 1810
     tags = {tag: countries for tag, countries, _ in LANGUAGES.values()}
@@ -79,7 +79,7 @@ def test_every_item_has_a_culture_that_its_prompt_names(tmp_path: Path, rows: li
         (user,) = [message["content"] for message in render(item) if message["role"] == "user"]
         place = user.partition("Culture: ")[2].partition("\n")[0]
         if row["country"] is None:
-            assert place == OF_LANGUAGE[item.language]
+            assert place == CULTURE_OF_LANGUAGE[item.language]
         else:
             assert place in tags[item.language] or (place, row["country"]) == ("United Kingdom", "British")
     assert len({(item.language, item.domain) for item in items}) == 40
@@ -118,7 +118,7 @@ def test_every_item_has_a_culture_that_its_prompt_names(tmp_path: Path, rows: li
         ("Vietnamese", "Vietnamese", "Người ta ăn sáng thế nào ở Hàn Quốc?", ["KR"]),
     ],
 )
-def test_a_prompt_about_another_country_is_a_warning_and_a_word_that_only_looks_like_one_is_not(
+def test_prompt_naming_another_country_gives_a_warning(
     rows: list[dict[str, Any]], language: str, country: str, prompt: str, named: list[str]
 ) -> None:
     outcome = carb.outcome(a_row(rows[0] | {"language": language, "country": country, "prompt": prompt}))
@@ -128,7 +128,7 @@ def test_a_prompt_about_another_country_is_a_warning_and_a_word_that_only_looks_
         assert f"the prompt names {code}, " in fault.detail
 
 
-def test_a_misspelt_country_is_named_with_a_suggestion(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_misspelt_country_error_suggests_the_nearest(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     path = write(tmp_path / "carb.jsonl", [rows[0] | {"country": "Saudi Arabiann"}])
     with pytest.raises(DataError, match=r"carb\.jsonl:1: country 'Saudi Arabiann'.*did you mean 'Saudi Arabian'\?"):
         list(read(data_section(source="carb", path=str(path))))

@@ -1,4 +1,4 @@
-"""CARE: every two responses to a question that are rated differently are a pair, the better one best."""
+"""CARE: any two responses to a question with different ratings become a pair, the higher-rated one best."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(*rows: Row, limit: int | None = None) -> tuple[list[Outcome], list[tupl
     return outcomes, [item.responses for item in items_of(outcomes)]
 
 
-def test_every_two_responses_rated_differently_are_a_pair_the_better_one_best() -> None:
+def test_responses_with_different_ratings_become_pairs() -> None:
     outcomes, pairs = read(rated(1, "a", 3), rated(2, "b", 9), rated(3, "c", 3))
     assert sorted(pairs) == [("b", "a"), ("b", "c")]
     assert all(outcome.imported for outcome in outcomes)
@@ -40,14 +40,14 @@ def test_every_two_responses_rated_differently_are_a_pair_the_better_one_best() 
     assert (item.language, item.culture, item.domain, item.best) == ("zh", "CN", "social norms", 0)
 
 
-def test_rows_of_a_question_need_not_stand_together() -> None:
+def test_rows_of_a_question_need_not_be_adjacent() -> None:
     rows = [rated(1, "a", 3), rated(2, "x", 5, JAPANESE), rated(3, "b", 4), rated(4, "y", 6, JAPANESE)]
     outcomes, pairs = read(*rows)
     assert pairs == [("b", "a"), ("y", "x")]
     assert {item.language for item in items_of(outcomes)} == {"zh", "ja"}
 
 
-def test_the_first_release_names_its_fields_otherwise_and_rates_in_text() -> None:
+def test_first_release_with_other_fields_and_text_ratings_is_read() -> None:
     names = {"rating": "7", "culture_type": "Literacy", "associated_culture": "Native (Arab)"}
     old = {"question": "ما هو؟", "response": "أ", **names}
     rows = [a_row(old, 1), a_row(old | {"response": "ب", "rating": "2"}, 2)]
@@ -55,7 +55,7 @@ def test_the_first_release_names_its_fields_otherwise_and_rates_in_text() -> Non
     assert (item.responses, item.language, item.culture, item.domain) == (("أ", "ب"), "ar", "Arab", "literacy")
 
 
-def test_rows_of_two_files_are_pairs_with_ids_of_their_own() -> None:
+def test_pairs_from_two_files_have_unique_ids() -> None:
     places = [("a.jsonl", 1, 9), ("a.jsonl", 2, 2), ("b.jsonl", 1, 3), ("b.jsonl", 2, 4)]
     rows = [Row(file, n, rated(n, f"{file} {n}", rating).value, "") for file, n, rating in places]
     assert len({item.id for item in items_of(read(*rows)[0])}) == 6
@@ -64,7 +64,7 @@ def test_rows_of_two_files_are_pairs_with_ids_of_their_own() -> None:
 @pytest.mark.parametrize(
     "rows", [[rated(1, "a", 3)], [rated(1, "a", 3), rated(2, "b", 3)], [rated(1, "a", 3), rated(2, "a", 5)]]
 )
-def test_a_response_without_a_rival_is_named(rows: list[Row]) -> None:
+def test_response_without_a_counterpart_is_reported_as_unpaired(rows: list[Row]) -> None:
     assert [defects(outcome) for outcome in read(*rows)[0]] == [["unpaired"]] * len(rows)
 
 
@@ -77,13 +77,13 @@ def test_a_response_without_a_rival_is_named(rows: list[Row]) -> None:
         ({"question": "In English?"}, ["unknown_language"]),
     ],
 )
-def test_faults_are_named(changes: dict[str, Any], expected: list[str]) -> None:
+def test_invalid_row_reports_every_fault(changes: dict[str, Any], expected: list[str]) -> None:
     (outcome,) = care.outcomes([a_row(rated(1, "a", 3).value | changes)], None)
     assert defects(outcome) == expected
 
 
 @given(ratings=st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 4)), max_size=7), limit=st.integers(1, 5))
-def test_a_limit_keeps_the_pairs_whose_ratings_differ_most(ratings: list[tuple[str, int]], limit: int) -> None:
+def test_limit_keeps_pairs_with_the_largest_rating_gaps(ratings: list[tuple[str, int]], limit: int) -> None:
     rows = [rated(i, text, rating) for i, (text, rating) in enumerate(ratings)]
     expected = sorted(
         abs(one[1] - other[1]) for one, other in combinations(ratings, 2) if one[0] != other[0] and one[1] != other[1]

@@ -67,7 +67,7 @@ def read_all(path: Path, *values: dict[str, Any]) -> list[OpinionQuestion]:
 
 @pytest.mark.parametrize("form", [dict, published, as_json], ids=["objects", "published", "json"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_questions_are_read_from_every_form_and_kind_of_file(tmp_path: Path, kind: str, form: Any) -> None:
+def test_questions_are_read_from_every_encoding_and_file_type(tmp_path: Path, kind: str, form: Any) -> None:
     values = [form(row()), form(row(question="And now?", selections={"Chile": [1, 0, 0]}, source="WVS"))]
     first, second = read_questions(str(write(tmp_path / f"opinions{kind}", values)))
     assert (first.question, first.options, first.source) == ("How is it going?", tuple(OPTIONS), "GAS")
@@ -76,18 +76,18 @@ def test_the_same_questions_are_read_from_every_form_and_kind_of_file(tmp_path: 
     assert first.id != second.id
 
 
-def test_shares_that_are_rounded_are_made_to_sum_to_1(tmp_path: Path) -> None:
+def test_rounded_shares_are_normalised_to_sum_to_1(tmp_path: Path) -> None:
     (found,) = read_all(tmp_path, row(selections={"Chile": [0.33, 0.33, 0.33], "Peru": [0.34, 0.34, 0.34]}))
     assert found.shares["CL"] == found.shares["PE"] == pytest.approx([1 / 3] * 3, abs=1e-15)
 
 
-def test_points_of_a_scale_are_options_too() -> None:
+def test_numeric_scale_points_are_options() -> None:
     options = ["Not at all", 2, 3.5, "DK/Refused"]
     outcome = read_row(published(row(options=options, selections={"Chile": [0.1, 0.2, 0.5, 0.2]})))
     assert {item.responses for item in outcome.items} == {("2", "Not at all"), ("3.5", "Not at all"), ("3.5", "2")}
 
 
-def test_options_of_the_same_text_are_one_whose_share_is_their_sum(tmp_path: Path) -> None:
+def test_options_with_equal_text_are_merged_and_their_shares_summed(tmp_path: Path) -> None:
     shares = {"Chile": [0.25, 0.375, 0.375], "Thailand": [0.5, 0.25, 0.25]}
     twice = row(options=["Yes", "No", "Yes"], selections=shares)
     items = read_row(twice).items
@@ -105,7 +105,7 @@ COUNTRIES = (
 )
 
 
-def test_the_surveys_names_of_countries_have_codes() -> None:
+def test_survey_country_names_map_to_codes() -> None:
     outcome = read_row(row(selections={name: [0.5, 0.2, 0.3] for name in COUNTRIES}))
     assert ([item.culture for item in outcome.items], outcome.faults) == ([*COUNTRIES.values()], ())
 
@@ -128,9 +128,7 @@ def test_the_surveys_names_of_countries_have_codes() -> None:
         ("Chile", [0, 0, 0], "expected shares that sum to 1, got 0"),
     ],
 )
-def test_a_sample_of_no_country_or_without_valid_shares_is_left_out_by_name(
-    sample: str, shares: Any, expected: str | None
-) -> None:
+def test_invalid_sample_is_left_out_and_reported(sample: str, shares: Any, expected: str | None) -> None:
     outcome = read_row(row(selections={sample: shares, "Peru": [0.6, 0.3, 0.1]}))
     assert [item.culture for item in outcome.items] == ["PE"]
     assert defects(outcome) == ["bad_shares" if expected else "left_out_sample"]
@@ -138,7 +136,7 @@ def test_a_sample_of_no_country_or_without_valid_shares_is_left_out_by_name(
 
 
 @pytest.mark.parametrize("turn", [1, -1])
-def test_the_newer_of_two_national_samples_counts_wherever_it_stands(turn: int) -> None:
+def test_newer_of_two_national_samples_is_used_in_any_order(turn: int) -> None:
     samples = {"India (Old national sample)": [0.9, 0.1, 0], "India (Current national sample)": [0.1, 0.9, 0]}
     outcome = read_row(row(selections=dict([*samples.items()][::turn])))
     assert [item.responses for item in outcome.items] == [("Somewhat bad", "Very good")]
@@ -160,13 +158,13 @@ def test_the_newer_of_two_national_samples_counts_wherever_it_stands(turn: int) 
         *(({"selections": {"Chile": shares}}, ["tie"]) for shares in ([0.35, 0.35, 0.3], [0.39, 0.3, 0.31])),
     ],
 )
-def test_a_row_that_is_no_pair_has_every_fault_named(changes: dict[str, Any], expected: list[str]) -> None:
+def test_row_without_pairs_reports_every_fault(changes: dict[str, Any], expected: list[str]) -> None:
     outcome = read_row(row(**changes))
     assert defects(outcome) == expected
     assert outcome.items == ()
 
 
-def test_a_country_that_is_null_is_a_column_that_the_row_does_not_use(tmp_path: Path) -> None:
+def test_null_country_column_of_parquet_is_ignored(tmp_path: Path) -> None:
     values = [row(), row(question="And now?", selections={"Chile": [0.2, 0.5, 0.3]})]
     read = list(read_rows(str(write(tmp_path / "r.parquet", values))))  # there every country is a column of every row
     assert [set(row.value["selections"]) for row in read] == [{*SHARES, "Chile"}] * 2
@@ -175,7 +173,7 @@ def test_a_country_that_is_null_is_a_column_that_the_row_does_not_use(tmp_path: 
     assert not any(outcome.faults for outcome in found)
 
 
-def test_rows_that_ask_nothing_are_passed_over_and_errors_are_not(tmp_path: Path) -> None:
+def test_rows_without_a_question_are_skipped_and_errors_raised(tmp_path: Path) -> None:
     sound = [row(question=None), row()]
     assert [found.question for found in read_all(tmp_path, *sound)] == ["How is it going?"]
     with pytest.raises(DataError, match=r"r\.jsonl:3: options must be a list of texts"):
@@ -184,7 +182,7 @@ def test_rows_that_ask_nothing_are_passed_over_and_errors_are_not(tmp_path: Path
         read_all(tmp_path, *sound, {"prompt": "a row of another data set"})
 
 
-def test_the_items_of_a_row_are_those_of_all_its_countries_with_ids_of_their_own() -> None:
+def test_row_gives_one_item_per_country_with_unique_ids() -> None:
     outcome = read_row(row(), 0.04)
     assert {item.culture: item.responses for item in outcome.items} == {
         "BE": ("Somewhat bad", "Very good"),
@@ -200,14 +198,14 @@ def test_the_items_of_a_row_are_those_of_all_its_countries_with_ids_of_their_own
     assert len({item.id for item in (*outcome.items, *other.items)}) == 6
 
 
-def test_a_gap_is_met_in_spite_of_rounding_and_equal_shares_never_make_a_pair() -> None:
+def test_share_gap_tolerates_rounding_and_excludes_equal_shares() -> None:
     assert len(option_pairs(question(("a", "b"), CL=(0.6, 0.4)), "CL", 0.2)) == 1  # 0.6 - 0.4 < 0.2 in floating point
     assert option_pairs(question(("a", "b"), CL=(0.5, 0.5)), "CL", 0.0) == []
     assert option_pairs(question(("a", "b"), CL=(0.5, 0.5)), "CL", None) == []
     assert option_pairs(question(("a", "b"), CL=(0.9, 0.1)), "a country that was not asked", 0.1) == []
 
 
-def test_what_is_no_answer_is_an_option_and_in_no_pair() -> None:
+def test_non_answers_are_excluded_from_pairs() -> None:
     typed = ("DK/Refused", "Don't know", "Don’t know", "Don´t know (DO NOT READ)", "Refused (VOL)", "Missing; Unknown")
     asked = question((*typed, "No answer", "Yes", "No"), CL=(*(0.1 * i for i in range(7)), 0.2, 0.1))
     assert [item.responses for item in option_pairs(asked, "CL", 0.05)] == [("Yes", "No")]
@@ -243,7 +241,7 @@ def test_what_is_no_answer_is_an_option_and_in_no_pair() -> None:
         *("Item not included", "Inapplicable", "Unknown", "Not sure", "Can’t choose", "Hard to say / no answer"),
     ],
 )
-def test_what_says_why_there_is_no_answer_is_recognised_by_its_parts(option: str) -> None:
+def test_non_answer_option_is_recognised(option: str) -> None:
     assert not is_answer(option)
 
 
@@ -266,11 +264,11 @@ def test_what_says_why_there_is_no_answer_is_recognised_by_its_parts(option: str
         *("Available", "Depends; don't know enough", "Nothing or refused entry", "Asked", "(VOL)", "-1", "12"),
     ],
 )
-def test_an_answer_that_holds_such_a_word_stays_an_answer(option: str) -> None:
+def test_answer_containing_a_non_answer_word_stays_an_answer(option: str) -> None:
     assert is_answer(option)
 
 
-def test_a_country_that_answers_again_is_left_out_of_the_later_row_by_name() -> None:
+def test_repeated_country_is_left_out_of_the_later_row() -> None:
     again = row(selections={"Chile": [0.5, 0.2, 0.3], "Britain": [0.1, 0.8, 0.1]})
     first, second, third = outcomes(rows_of(row(), again, row()), 0.1)
     assert {item.culture for item in first.items} == {"BE", "GB"}
@@ -290,13 +288,13 @@ def test_a_country_that_answers_again_is_left_out_of_the_later_row_by_name() -> 
         (["Very good", "Very bad", "DK/Refused"], True),
     ],
 )
-def test_what_makes_it_the_same_question_are_two_answers(options: list[str], kept: bool) -> None:
+def test_question_with_same_answer_options_is_a_duplicate(options: list[str], kept: bool) -> None:
     shares = [0.8, 0.2, 0.0][: len(options)]
     _, second = outcomes(rows_of(row(), row(options=options, selections={"Belgium": shares})), 0.1)
     assert bool(second.items) == kept
 
 
-def test_rows_with_the_same_options_are_one_question_whose_first_answers_stand(tmp_path: Path) -> None:
+def test_rows_with_equal_options_are_merged_keeping_first_shares(tmp_path: Path) -> None:
     again = row(selections={"Chile": [0.5, 0.2, 0.3], "Britain": [0.1, 0.8, 0.1]})
     other = row(options=["Very good", "Very bad"], selections={"Britain": [0.5, 0.5]})
     one, two = read_all(tmp_path, row(), again, other)
@@ -316,7 +314,7 @@ distributions = st.integers(2, 6).flatmap(
 
 
 @given(shares=distributions, gap=st.floats(0, 0.99))
-def test_the_chosen_option_always_has_the_greater_share_by_the_gap(shares: list[tuple[float, ...]], gap: float) -> None:
+def test_chosen_option_exceeds_rejected_share_by_the_gap(shares: list[tuple[float, ...]], gap: float) -> None:
     options = tuple(f"option {i}" for i in range(len(shares[0])))
     asked = question(options, CL=shares[0])
     share = dict(zip(options, shares[0], strict=True))
@@ -330,7 +328,7 @@ def test_the_chosen_option_always_has_the_greater_share_by_the_gap(shares: list[
 
 
 @given(shares=distributions)
-def test_the_mean_of_the_others_is_a_distribution_without_the_country(shares: list[tuple[float, ...]]) -> None:
+def test_others_mean_averages_all_other_countries(shares: list[tuple[float, ...]]) -> None:
     codes = ("CL", "PE", "TH", "EG", "JP")[: len(shares)]
     asked = question(tuple(f"option {i}" for i in range(len(shares[0]))), **dict(zip(codes, shares, strict=True)))
     mean = others_mean(asked, "CL")
@@ -351,7 +349,7 @@ def rows(tmp_path: Path) -> Path:
     return write(tmp_path / "opinions.csv", [published(row()), published(row(question="And now?")), row(question="")])
 
 
-def test_the_file_is_recognised_validated_and_built(rows: Path, tmp_path: Path, tal: Tal) -> None:
+def test_csv_file_is_recognised_validated_and_built(rows: Path, tmp_path: Path, tal: Tal) -> None:
     assert recognise(str(rows)) == "globalopinionqa"
     done = tal("data", "validate", str(rows))
     assert done.status == 0
@@ -364,7 +362,7 @@ def test_the_file_is_recognised_validated_and_built(rows: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("gap", "count"), [("null", 6), ("0.1", 4), ("0.31", 2)])
-def test_the_recipe_says_how_much_shares_must_differ(rows: Path, gap: str, count: int) -> None:
+def test_min_share_gap_of_the_recipe_limits_pairs(rows: Path, gap: str, count: int) -> None:
     words = ["data=globalopinionqa", f"data.path={rows}", f"data.min_share_gap={gap}"]
     assert len(list(read(load_recipe("recipes/tal_grpo.yaml", words).data))) == count
 
@@ -374,7 +372,7 @@ def test_the_recipe_says_how_much_shares_must_differ(rows: Path, gap: str, count
 ANSWERS = ("Yes", "No", "Never")
 
 
-def test_a_countrys_own_shares_are_left_out_of_its_reference() -> None:
+def test_reference_excludes_the_shares_of_the_country_itself() -> None:
     asked = question(ANSWERS, CL=(0.6, 0.3, 0.1), TH=(0.2, 0.7, 0.1), EG=(0.5, 0.3, 0.2))
     pairs = option_pairs(asked, "CL", 0.0)
     found = others_reference(pairs, [asked])
@@ -387,13 +385,13 @@ def test_a_countrys_own_shares_are_left_out_of_its_reference() -> None:
         assert 1 / (1 + math.exp(found[pair.id][1] - found[pair.id][0])) == pytest.approx(best / (best + other))
 
 
-def test_what_nobody_elsewhere_answers_has_the_least_share() -> None:
+def test_option_unanswered_elsewhere_gets_the_least_share() -> None:
     asked = question(ANSWERS, CL=(0.9, 0.1, 0.0), TH=(0.0, 1.0, 0.0))
     (pair, *_) = option_pairs(asked, "CL", 0.5)
     assert others_reference([pair], [asked])[pair.id] == (math.log(LEAST_SHARE), 0.0)
 
 
-def test_questions_in_the_same_words_keep_their_own_options_and_countries() -> None:
+def test_equally_worded_questions_keep_separate_references() -> None:
     first = question(ANSWERS[:2], CL=(0.6, 0.4), TH=(0.1, 0.9))
     second = question(("Good", "Bad"), CL=(0.7, 0.3), TH=(0.2, 0.8))
     third = question(ANSWERS[:2], EG=(0.8, 0.2), JP=(0.5, 0.5))
@@ -403,7 +401,7 @@ def test_questions_in_the_same_words_keep_their_own_options_and_countries() -> N
         assert found == pytest.approx((math.log(yes), math.log(1 - yes)))
 
 
-def test_a_question_that_one_country_alone_was_asked_has_no_reference() -> None:
+def test_question_asked_in_one_country_has_no_reference() -> None:
     alone = question(ANSWERS, "alone", CL=(0.6, 0.3, 0.1))
     asked = question(ANSWERS, "asked", CL=(0.6, 0.3, 0.1), TH=(0.2, 0.7, 0.1))
     pairs = [pair for each in (alone, asked) for pair in option_pairs(each, "CL", 0.0)]

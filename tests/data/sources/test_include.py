@@ -30,7 +30,7 @@ def row(**changes: Any) -> Row:
 
 
 @pytest.mark.parametrize("answer", range(4))
-def test_options_keep_their_order_and_the_answer_is_the_best(answer: int) -> None:
+def test_options_keep_their_order_and_the_answer_is_best(answer: int) -> None:
     (item,) = outcome(row(answer=answer)).items
     assert (item.responses, item.best) == (("a", "b", "c", "d"), answer)
     assert (item.culture, item.language, item.domain) == ("TH", "th", "Social Science")
@@ -48,7 +48,7 @@ def test_options_keep_their_order_and_the_answer_is_the_best(answer: int) -> Non
         ({"language": "Klingonese"}, "language 'Klingonese'"),
     ],
 )
-def test_a_row_that_is_no_question_is_named(changes: dict[str, Any], fault: str) -> None:
+def test_invalid_row_reports_its_fault(changes: dict[str, Any], fault: str) -> None:
     found = outcome(row(**changes))
     assert not found.items
     assert any(fault in each.detail for each in found.faults), found.faults

@@ -1,4 +1,4 @@
-"""Our own rows: what is written is read back, and a bad row names its file and line."""
+"""Our own JSONL rows: items survive a round trip, and an invalid row names its file and line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_lines(folder: Path, *rows: Any) -> Path:
 
 @quick
 @given(st.lists(items(), max_size=5, unique_by=lambda item: item.id))
-def test_what_is_written_is_read_back(written: list[Item]) -> None:
+def test_items_survive_a_write_read_round_trip(written: list[Item]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "items.jsonl"
         assert jsonl.write(written, path) == len(written)
@@ -57,7 +57,7 @@ def test_what_is_written_is_read_back(written: list[Item]) -> None:
         assert all(json.dumps(item.prompt, ensure_ascii=False) in path.read_text("utf-8") for item in written)
 
 
-def test_a_name_that_cannot_be_printed_is_named_so_that_it_can() -> None:
+def test_unprintable_field_name_is_escaped_in_the_error() -> None:
     (fault,) = jsonl.outcome(Row("r.jsonl", 1, ROW | {"\ud83d": 1}, "")).faults
     assert fault.detail.startswith("unknown '\\ud83d'; fields: ")
 
@@ -86,14 +86,14 @@ def test_a_name_that_cannot_be_printed_is_named_so_that_it_can() -> None:
         (ROW | {"id": "ok"}, "id 'ok' is already in line 1"),
     ],
 )
-def test_a_bad_row_names_file_line_and_fault(tmp_path: Path, row: Any, message: str) -> None:
+def test_invalid_row_error_names_file_line_and_fault(tmp_path: Path, row: Any, message: str) -> None:
     path = write_lines(tmp_path, ROW | {"id": "ok"}, "", row)
     with pytest.raises(DataError, match=message) as caught:
         list(jsonl.read(path))
     assert f"{path}:3: " in str(caught.value)
 
 
-def test_origins_may_be_left_out_blank_lines_are_passed_over_and_rows_before_a_bad_one_are_read(tmp_path: Path) -> None:
+def test_read_skips_blank_lines_and_yields_rows_before_an_error(tmp_path: Path) -> None:
     rows = jsonl.read(write_lines(tmp_path, "", ROW, "  ", ROW | {"id": "th-2", "culture": None}, "", "{"))
     first, second = next(rows), next(rows)
     assert (first.origins, first.culture, second.culture) == ((), "TH", None)
@@ -109,7 +109,7 @@ def test_origins_may_be_left_out_blank_lines_are_passed_over_and_rows_before_a_b
         ("latin.jsonl", r"latin\.jsonl:1: not UTF-8"),
     ],
 )
-def test_what_is_no_file_of_rows_in_utf_8_is_named(tmp_path: Path, name: str, message: str) -> None:
+def test_missing_empty_or_non_utf8_path_is_rejected(tmp_path: Path, name: str, message: str) -> None:
     if name == "latin.jsonl":
         (tmp_path / name).write_bytes(json.dumps(ROW | {"prompt": "Straße?"}, ensure_ascii=False).encode("latin-1"))
     with pytest.raises(DataError, match=rf"{tmp_path.name}.*{message}"):
@@ -117,7 +117,7 @@ def test_what_is_no_file_of_rows_in_utf_8_is_named(tmp_path: Path, name: str, me
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_nothing_is_overwritten_also_if_it_appears_while_items_are_written(tmp_path: Path, before: bool) -> None:
+def test_write_never_overwrites_an_existing_file(tmp_path: Path, before: bool) -> None:
     path = tmp_path / "items.jsonl"
 
     def slow() -> Iterator[Item]:
@@ -136,12 +136,12 @@ def test_nothing_is_overwritten_also_if_it_appears_while_items_are_written(tmp_p
     ("name", "message"),
     [("items.json", r"expected a name such as items\.jsonl"), ("nowhere/items.jsonl", "cannot be written")],
 )
-def test_a_file_that_cannot_be_written_or_is_of_another_kind_is_named(tmp_path: Path, name: str, message: str) -> None:
+def test_unwritable_or_non_jsonl_path_is_rejected(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"{name}: .*{message}"):
         jsonl.write([ITEM], tmp_path / name)
 
 
-def test_nothing_half_written_is_left_where_the_items_fail(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
     def failing() -> Iterator[Item]:
         yield ITEM
         raise RuntimeError("the source broke off")

@@ -1,4 +1,4 @@
-"""Pairs of one's own: every column that says something of an item is read, and any other is named."""
+"""Custom pairs: every known column is read, and unknown columns are reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows_of(path: Path, **changes: Any) -> DataSection:
     return data_section(source="pairs", path=str(path), **changes)
 
 
-def test_a_csv_of_300_rows_keeps_its_cultures_to_the_prompt(tmp_path: Path, tal: Tal) -> None:
+def test_cultures_of_a_csv_reach_the_rendered_prompt(tmp_path: Path, tal: Tal) -> None:
     names = {
         "TH": "Thailand",
         "Mexico": "Mexico",
@@ -52,7 +52,7 @@ def test_a_csv_of_300_rows_keeps_its_cultures_to_the_prompt(tmp_path: Path, tal:
         assert f"Culture: {name}" in render(item)[-1]["content"]
 
 
-def test_every_column_of_a_pair_is_read() -> None:
+def test_every_known_column_of_a_pair_is_read() -> None:
     more = {"culture": "Thai", "language": "German", "domain": "food", "group": 7, "id": "a-1"}
     (item,) = pairs.outcome(a_row(BREAKFAST | more)).items
     assert item == make_item(
@@ -91,12 +91,12 @@ MORE = [ASKED, RICE, {"role": "user", "content": "And in winter?"}]
     ],
     ids=["explicit prompt", "implicit prompt", "ultrafeedback", "several turns"],
 )
-def test_conversations_as_trl_has_them(row: dict[str, Any], prompt: str) -> None:
+def test_trl_conversations_become_prompt_and_responses(row: dict[str, Any], prompt: str) -> None:
     (item,) = pairs.outcome(a_row(row)).items
     assert (item.prompt, item.responses) == (prompt, ("Rice.", "Toast."))
 
 
-def test_conversations_that_differ_before_their_last_messages_are_a_fault() -> None:
+def test_conversations_with_different_histories_are_rejected() -> None:
     outcome = pairs.outcome(a_row({"prompt": [ASKED], "chosen": [*MORE, RICE], "rejected": [ASKED, TOAST]}))
     assert outcome.items == ()
     assert "chosen must be a non-blank string, got [{'content'" in outcome.faults[0].detail
@@ -114,7 +114,7 @@ def test_conversations_that_differ_before_their_last_messages_are_a_fault() -> N
         *((wrong, None, "") for wrong in ("XX", "qq", "CA-XX", "en-US")),
     ],
 )
-def test_a_culture_is_a_code_or_a_free_name_and_an_unknown_code_is_named_with_a_suggestion(
+def test_culture_is_a_code_or_free_name_and_unknown_codes_are_rejected(
     given: str, read_as: str | None, suggested: str | None
 ) -> None:
     item = make_item(culture=given)
@@ -130,7 +130,7 @@ def test_a_culture_is_a_code_or_a_free_name_and_an_unknown_code_is_named_with_a_
             assert not suggested or f"did you mean {suggested!r}" in fault.detail
 
 
-def test_a_country_may_be_called_by_its_name_in_pairs_and_has_its_code_in_items() -> None:
+def test_country_name_is_accepted_in_pairs_but_not_in_items() -> None:
     for name in ("Thailand", "Thai", "THA", "ไทย"):
         (item,) = pairs.outcome(a_row(BREAKFAST | {"culture": name})).items
         assert item.culture == "TH"
@@ -139,7 +139,7 @@ def test_a_country_may_be_called_by_its_name_in_pairs_and_has_its_code_in_items(
         assert "did you mean 'TH' (Thailand)?" in fault.detail
 
 
-def test_a_column_that_is_not_read_is_named_once_for_each_file(tmp_path: Path) -> None:
+def test_ignored_column_is_reported_once_per_file(tmp_path: Path) -> None:
     for name in ("a.csv", "b.jsonl"):
         write(tmp_path / name, [a_pair(i, annotator=f"{name}{i}", score=None, chosen_model="m") for i in range(50)])
     with (tmp_path / "b.jsonl").open("a") as file:
@@ -161,7 +161,7 @@ def test_a_column_that_is_not_read_is_named_once_for_each_file(tmp_path: Path) -
     assert len(warned) == 3
 
 
-def test_settings_are_what_rows_are_given_that_say_nothing(tmp_path: Path) -> None:
+def test_data_settings_fill_in_missing_columns(tmp_path: Path) -> None:
     given = {"culture": "MX", "language": "es", "domain": "home"}
     path = write(tmp_path / "rows.jsonl", [a_pair(1), a_pair(2, **given), a_pair(3, subset="street")])
     items = list(read(rows_of(path, culture="CA-QC", language="French", domain="food")))
@@ -173,7 +173,7 @@ def test_settings_are_what_rows_are_given_that_say_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("source", ["rewardbench2", "helpsteer3", "m_rewardbench"])
-def test_a_data_set_without_cultures_can_be_given_one(tmp_path: Path, source: str) -> None:
+def test_culture_setting_applies_to_data_sets_without_cultures(tmp_path: Path, source: str) -> None:
     row = {
         "rewardbench2": {"id": "1", "prompt": "?", "chosen": ["a"], "rejected": ["b", "c"], "subset": "Focus"},
         "helpsteer3": {"context": [{"role": "user", "content": "?"}], "response1": "a", "response2": "b"}
@@ -204,9 +204,7 @@ def test_a_data_set_without_cultures_can_be_given_one(tmp_path: Path, source: st
         ({"source": "culture_cards", "countries": ["th"]}, r"data\.countries: got 'th', expected .*'TH'"),
     ],
 )
-def test_a_setting_that_does_nothing_or_is_misspelt_ends_the_run(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_unused_or_misspelt_setting_is_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = write(tmp_path / "rows.jsonl", [a_pair(1)])
     spec = rows_of(path).model_copy(update=changes)
     with pytest.raises(DataError, match=message):
@@ -216,7 +214,7 @@ def test_a_setting_that_does_nothing_or_is_misspelt_ends_the_run(
             validate_rows(spec, strict=False, quarantine=None)
 
 
-def test_pairs_that_share_a_group_are_on_one_side_of_a_split(tmp_path: Path) -> None:
+def test_pairs_of_one_group_stay_in_one_split(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [a_pair(i, group=f"g{i // 5}") for i in range(100)])
     splits = load(rows_of(path))
 

@@ -1,4 +1,4 @@
-"""PRISM: what people of a country score higher, from two tables of any form."""
+"""PRISM: pairs of responses that people of a country scored differently, read from its two tables."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def as_text(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", [dict, flat, as_text], ids=["object", "columns", "text"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_two_responses_that_a_person_scored_differently_are_a_pair(tmp_path: Path, kind: str, form: Any) -> None:
+def test_responses_scored_differently_by_one_person_become_pairs(tmp_path: Path, kind: str, form: Any) -> None:
     items = read(folder(tmp_path, [form(row) for row in SURVEY], kind=kind))
     assert {tuple(item.id.rpartition("/")[2].split("-")) for item in items} == PAIRS
     assert len(items) == len(PAIRS)
@@ -96,13 +96,13 @@ def test_every_two_responses_that_a_person_scored_differently_are_a_pair(tmp_pat
     assert Counter(item.culture for item in items) == {"CL": 6, "KR": 1}
 
 
-def test_the_people_of_certain_countries_are_kept(tmp_path: Path) -> None:
+def test_countries_setting_keeps_people_of_those_countries(tmp_path: Path) -> None:
     assert [item.group for item in read(folder(tmp_path), "[KR]")] == ["user1"]
     with pytest.raises(DataError, match="no items of 'NZ'; there are items of: "):
         read(tmp_path, "[NZ]")
 
 
-def test_files_of_other_tables_are_named_and_kinds_of_conversation_need_not_be_there(tmp_path: Path) -> None:
+def test_other_files_give_a_warning_and_conversation_type_is_optional(tmp_path: Path) -> None:
     write(tmp_path / "conversations.jsonl", [{"conversation_id": "c0"}])
     bare = [{name: row[name] for name in row if name != "conversation_type"} for row in UTTERANCES]
     with pytest.warns(
@@ -115,9 +115,7 @@ def test_files_of_other_tables_are_named_and_kinds_of_conversation_need_not_be_t
     "changes",
     [{"user": "user1"}, {"user_prompt": "Another?"}, {"turn": 1}, {"model_response": "Answer 0."}, {"score": 1}],
 )
-def test_another_person_prompt_or_turn_and_the_same_text_or_score_make_no_pair(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_utterances_without_a_comparable_partner_are_unpaired(tmp_path: Path, changes: dict[str, Any]) -> None:
     outcomes = outcomes_of(tmp_path, utterances=[utterance(0, 1), utterance(1, **{"score": 9} | changes)])
     assert faults(outcomes) == {"utterances:1": ["unpaired"], "utterances:2": ["unpaired"]}
 
@@ -137,7 +135,7 @@ def test_another_person_prompt_or_turn_and_the_same_text_or_score_make_no_pair(
         ({"user_id": "torn"}, ["unknown_user"]),
     ],
 )
-def test_faults_of_utterances_are_named(tmp_path: Path, changes: dict[str, Any], expected: list[str]) -> None:
+def test_invalid_utterances_are_reported(tmp_path: Path, changes: dict[str, Any], expected: list[str]) -> None:
     unsaid = "Prefer not to say"
     survey = [*SURVEY, person("unsaid", unsaid, unsaid), *[person("twice")] * 2, {"user_id": "torn", "location": "{"}]
     rows = [*UTTERANCES, utterance(8, 30, turn=3), utterance(9, 60, turn=3) | changes]
@@ -165,13 +163,13 @@ def test_faults_of_utterances_are_named(tmp_path: Path, changes: dict[str, Any],
         (7, ["not_an_object"]),
     ],
 )
-def test_faults_of_the_survey_are_named_and_the_others_are_read(tmp_path: Path, row: Any, expected: list[str]) -> None:
+def test_invalid_survey_row_is_reported_and_the_others_are_read(tmp_path: Path, row: Any, expected: list[str]) -> None:
     outcomes = outcomes_of(tmp_path, [*SURVEY, row])
     assert faults(outcomes) == {"survey:4": expected}
     assert sum(len(outcome.items) for outcome in outcomes) == len(PAIRS)
 
 
-def test_an_error_stops_training_with_its_place_and_what_is_skipped_does_not(tmp_path: Path) -> None:
+def test_read_raises_on_errors_but_not_on_skipped_rows(tmp_path: Path) -> None:
     survey = [*SURVEY, person("unsaid", "Prefer not to say", "Prefer not to say")]
     rows = [*UTTERANCES, utterance(8, 3, user="unsaid"), utterance(9, 4, model_response="EMPTY STRING")]
     assert len(read(folder(tmp_path, survey, rows))) == len(PAIRS)
@@ -179,7 +177,7 @@ def test_an_error_stops_training_with_its_place_and_what_is_skipped_does_not(tmp
         read(folder(tmp_path, survey, [*rows, utterance(10, "good")]))
 
 
-def test_a_table_that_is_not_there_or_there_twice_is_named(tmp_path: Path) -> None:
+def test_missing_or_duplicate_table_is_rejected(tmp_path: Path) -> None:
     write(tmp_path / "survey.csv", [flat(row) for row in SURVEY])
     with pytest.raises(DataError, match=r"expected one file utterances .*got none; PRISM is a folder with survey and"):
         list(prism.outcomes(str(tmp_path)))
@@ -200,7 +198,7 @@ values = st.recursive(
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
-def test_whatever_a_row_holds_it_is_in_a_pair_or_its_faults_are_named(data: st.DataObject) -> None:
+def test_every_row_is_paired_or_reports_faults(data: st.DataObject) -> None:
     survey, utterances = (
         data.draw(st.lists(st.dictionaries(st.sampled_from(names), values) | values, min_size=1, max_size=4))
         for names in ([*PersonRow.FIELDS, "location"], [*UtteranceRow.FIELDS, "conversation_type"])
@@ -217,7 +215,7 @@ def test_whatever_a_row_holds_it_is_in_a_pair_or_its_faults_are_named(data: st.D
 # --- from the Hub: `datasets.load_dataset` is the one thing that a test replaces ---
 
 
-def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_configs_of_a_hub_id_are_read_with_distinct_places(monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset, DatasetDict
 
     asked: list[tuple[Any, ...]] = []
@@ -241,7 +239,7 @@ def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(monkeypatch
 # --- as a source like any other ---
 
 
-def test_the_folder_is_recognised_validated_and_built(tmp_path: Path, tal: Tal) -> None:
+def test_folder_is_recognised_validated_and_built(tmp_path: Path, tal: Tal) -> None:
     (tmp_path / "prism").mkdir()
     path = folder(tmp_path / "prism", utterances=[*UTTERANCES, utterance(8, 0)])
     assert recognise(str(path)) == "prism"
@@ -256,7 +254,7 @@ def test_the_folder_is_recognised_validated_and_built(tmp_path: Path, tal: Tal) 
     assert json.loads(json.loads(aside)["text"]) == utterance(8, 0)
 
 
-def test_nobody_is_in_both_parts_of_the_split(tmp_path: Path) -> None:
+def test_no_person_is_in_both_splits(tmp_path: Path) -> None:
     survey = [person(f"user{i}") for i in range(20)]
     rows = [utterance(100 * i + j, j + 1, user=f"user{i}", turn=i) for i in range(20) for j in range(3)]
     words = ["data=prism", f"data.path={folder(tmp_path, survey, rows)}", "data.validation_share=null"]
@@ -266,7 +264,7 @@ def test_nobody_is_in_both_parts_of_the_split(tmp_path: Path) -> None:
     assert (len(train), len(test), len(both.train), len(both.test)) == (16, 4, 48, 12)
 
 
-def test_the_people_of_the_released_code_are_those_that_datasets_draws(tmp_path: Path) -> None:
+def test_released_test_people_match_datasets_train_test_split(tmp_path: Path) -> None:
     survey = [person(f"user{number}", *(("Chile", "CHL") if number % 3 else ("Atlantis", ""))) for number in range(41)]
     expected = Dataset.from_list(survey).train_test_split(test_size=0.15, seed=7)["test"]["user_id"]
     found = prism.released_test_people(str(folder(tmp_path, survey)), 0.15, 7)

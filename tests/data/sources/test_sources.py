@@ -1,4 +1,4 @@
-"""The table of sources: complete, all that a new source needs beside its module, and no row raises."""
+"""The table of data sources: it is complete, a new source needs only an entry in it, and no row raises."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ COUNTRY = "expected the name of a country or of its people, or an ISO 3166 code"
 GUIDE = (ROOT / "think_as_locals" / "data" / "sources" / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_schema_lists_exactly_the_sources_of_the_table_and_each_has_its_options() -> None:
+def test_schema_and_conf_list_exactly_the_registered_sources() -> None:
     assert set(get_args(DataSource)) == set(SOURCES)
     assert set(SOURCES) <= {file.stem for file in (ROOT / "conf" / "data").glob("*.yaml")}
 
 
-def test_the_guide_names_the_fields_of_every_third_party_data_set() -> None:
+def test_guide_lists_every_third_party_data_set() -> None:
     in_table = set(re.findall(r"^\| `(\w+)` \|", GUIDE, re.MULTILINE))
     assert in_table == {name for name, source in SOURCES.items() if source.outcomes} - {"blend", "jsonl"}
 
 
-def test_the_source_of_the_guide_is_recognised_validated_built_and_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_source_of_the_guide_works_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "comparisons.py").write_text(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[0])
     spec = importlib.util.spec_from_file_location("comparisons", tmp_path / "comparisons.py")
     assert spec is not None
@@ -88,7 +86,7 @@ values = st.recursive(
 @pytest.mark.parametrize("source", [name for name, source in SOURCES.items() if source.fields])
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_whatever_a_row_holds_it_is_an_item_or_its_faults_are_named(
+def test_every_row_becomes_an_item_or_reports_faults(
     tmp_path_factory: pytest.TempPathFactory, source: str, data: st.DataObject
 ) -> None:
     own = st.sampled_from(SOURCES[source].fields)

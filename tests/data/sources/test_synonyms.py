@@ -1,4 +1,4 @@
-"""Which short answers can both be right."""
+"""Synonyms of short answers: which two answers can both be right."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from think_as_locals.data.sources.blend import Synonyms
 
-NOTHING_LEARNED = Synonyms([])
+EMPTY_SYNONYMS = Synonyms([])
 
 
-def overlap(a: str, b: str, synonyms: Synonyms = NOTHING_LEARNED) -> bool:
+def overlap(a: str, b: str, synonyms: Synonyms = EMPTY_SYNONYMS) -> bool:
     return bool(synonyms.marks(a) & synonyms.marks(b))
 
 
@@ -41,7 +41,7 @@ def overlap(a: str, b: str, synonyms: Synonyms = NOTHING_LEARNED) -> bool:
         ("rice", "fried rice"),
     ],
 )
-def test_what_can_both_be_right_shares_a_mark(a: str, b: str) -> None:
+def test_compatible_answers_share_a_mark(a: str, b: str) -> None:
     assert overlap(a, b)
     assert overlap(b, a)
 
@@ -57,12 +57,12 @@ def test_what_can_both_be_right_shares_a_mark(a: str, b: str) -> None:
         ("couscous", "curry"),  # begin alike
     ],
 )
-def test_what_excludes_one_another_shares_none(a: str, b: str) -> None:
+def test_incompatible_answers_share_no_mark(a: str, b: str) -> None:
     assert not overlap(a, b)
     assert not overlap(b, a)
 
 
-def test_spellings_of_one_answer_are_synonyms_unless_they_are_as_often_two() -> None:
+def test_joint_spellings_are_synonyms_unless_as_often_separate() -> None:
     one, two = [["gruel", "Mush"], ["toast"]], [["gruel"], ["mush", "pap"]]
     for answered, expected in (([], False), ([one], True), ([one, two], False), ([one, two, one], True)):
         assert overlap("the mush", "gruel", Synonyms(answered)) == expected
@@ -75,5 +75,5 @@ texts = st.text(min_size=1, max_size=30)
 
 
 @given(st.lists(st.lists(st.lists(texts, max_size=3), max_size=3), max_size=3), texts)
-def test_whatever_annotators_wrote_has_the_same_marks_every_time(answered: list[list[list[str]]], text: str) -> None:
+def test_marks_do_not_depend_on_the_order_of_annotations(answered: list[list[list[str]]], text: str) -> None:
     assert Synonyms(answered).marks(text) == Synonyms(reversed(answered)).marks(text)
