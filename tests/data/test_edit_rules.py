@@ -132,7 +132,7 @@ def test_response_in_another_language_may_keep_that_language() -> None:
     assert check("RP", prompt, said, "They shake hands and look the elder in the eyes.", item=item) == ["language"]
 
 
-def test_why_not_asked_gives_the_reason_or_none() -> None:
+def test_skip_reason_says_why_an_edit_is_not_requested() -> None:
     assert all(skip_reason(probe, ITEM, "en") is None for probe in get_args(Edit) if probe != "CL")
     assert skip_reason("CC", make_item(culture=None), "en") == "it has no culture"
     assert skip_reason("RC", make_item(), "en") == "no known name of the culture is in it"

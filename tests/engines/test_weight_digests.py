@@ -150,9 +150,9 @@ def test_quantised_engine_compares_only_unquantised_tensors() -> None:
     model["q"].weight = nn.Parameter(torch.zeros(ROWS, WIDTH, dtype=torch.int8), requires_grad=False)
     weights = tensors()
     model["norm"].weight.data.copy_(weights["norm.weight"])
-    different, unread = differing(expected(weights), ask([model], quantization="int8"))
+    different, unreadable = differing(expected(weights), ask([model], quantization="int8"))
     assert different == []
-    assert sorted(unread) == sorted(set(SHAPES) - {"norm.weight"})
+    assert sorted(unreadable) == sorted(set(SHAPES) - {"norm.weight"})
     model["norm"].weight.data[0] += 1
     assert differing(expected(weights), ask([model], quantization="int8"))[0] == ["norm.weight"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from conftest import launch
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from runtime.test_files import file_size_limit
 from training.small_grpo import Code, tiny_trainer
 
-from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, step_of
+from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, pickles_as_data, step_of
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.types import ConfigError, TrainingError
 
@@ -246,3 +249,27 @@ def test_code_in_any_checkpoint_file_is_not_executed(tmp_path: Path, overrides: 
     data = {"model.safetensors", "adapter_model.safetensors", "rank-0.safetensors", "rank-0.json", "trainer_state.json"}
     assert {name for name, _ in refused} >= {"optimizer.pt", "rng_state.pth", "scheduler.pt", *data & set(whole)}
     assert {error for _, error in refused} == {TrainingError}
+
+
+class Attribute:
+    """Pickled as the attribute of an object, as Python before 3.11.4 pickles a member of an enumeration."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.of = owner, name
+
+    def __reduce__(self) -> Any:
+        return getattr, self.of
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Checkpoints, "latest"), (ZeroStageEnum, "__init__"), (int, "real")])
+def test_zero_stage_is_the_only_attribute_a_checkpoint_may_load(
+    owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED)
+    monkeypatch.setattr("think_as_locals.training.checkpoints.PartialState", lambda: kind)
+    torch.save({"zero_stage": Attribute(ZeroStageEnum, "weights")}, tmp_path / "stage")
+    torch.save({"zero_stage": Attribute(owner, name)}, tmp_path / "other")
+    with pickles_as_data():
+        assert torch.load(tmp_path / "stage", weights_only=False) == {"zero_stage": ZeroStageEnum.weights}
+        with pytest.raises((pickle.UnpicklingError, KeyError)):
+            torch.load(tmp_path / "other", weights_only=False)

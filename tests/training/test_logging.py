@@ -197,13 +197,13 @@ class SignalAt(TrainerCallback):
 
 
 def trained(folder: Path, signal_at: int | None = None) -> list[int]:
-    """Train four steps, or to the end of the one with the signal; returns the steps at which CARB was measured."""
+    """Train four steps, or to the end of the one with the signal; return the steps at which CARB was evaluated."""
     settings = ["grpo.max_steps=4", "grpo.save_steps=100", "grpo.logging_steps=4"]
     trainer = tiny_trainer(folder, *settings, components={**COMPONENTS, "correctness": chance})
-    measured: list[int] = []
+    evaluated: list[int] = []
 
     def evaluate(step: int) -> dict[str, float]:
-        measured.append(step)
+        evaluated.append(step)
         (folder / "carb").mkdir(exist_ok=True)
         (folder / "carb" / f"step-{step}.json").touch()
         return {"eval/test/accuracy": step / 10}
@@ -211,12 +211,12 @@ def trained(folder: Path, signal_at: int | None = None) -> list[int]:
     checkpoint = trainer.checkpoints.latest()
     rewind(RunFolder(folder), "grpo", step_of(checkpoint) if checkpoint else 0)
     with StopSignals() as signals:
-        carb = EvalCallback(trainer, evaluate, partial(RunFolder(folder).measured, "test"), every_steps=2)
+        carb = EvalCallback(trainer, evaluate, partial(RunFolder(folder).evaluation, "test"), every_steps=2)
         for callback in (signals, SignalAt(signal_at), carb, MetricsWriter(folder / "metrics.jsonl", "grpo")):
             trainer.add_callback(callback)
         trainer.train_from(checkpoint)
         assert signals.stopped == (signal_at is not None)
-    return measured
+    return evaluated
 
 
 def logged(folder: Path, name: str) -> list[tuple[int, float]]:

@@ -254,7 +254,7 @@ class CheckpointedTrainer(Trainer):
             self.train()
             return
         try:
-            with _pickles_as_data():
+            with pickles_as_data():
                 self.train(resume_from_checkpoint=str(checkpoint))
         except (ThinkAsLocalsError, torch.OutOfMemoryError):
             raise
@@ -322,7 +322,7 @@ class CheckpointedTrainer(Trainer):
 
 
 @contextmanager
-def _pickles_as_data() -> Iterator[None]:
+def pickles_as_data() -> Iterator[None]:
     """Have torch load pickles without running code, even when a library such as DeepSpeed asks for the opposite."""
     classes: list[Any] = []  # of DeepSpeed's, in its optimizer states
     if PartialState().distributed_type == DistributedType.DEEPSPEED:
@@ -330,7 +330,13 @@ def _pickles_as_data() -> Iterator[None]:
         from deepspeed.runtime.zero.config import ZeroStageEnum
         from deepspeed.utils.tensor_fragment import fragment_address
 
-        classes = [LossScaler, ZeroStageEnum, fragment_address]
+        def stage(enum: type[ZeroStageEnum], name: str) -> ZeroStageEnum:
+            if enum is not ZeroStageEnum:
+                raise pickle.UnpicklingError(f"the attribute {name} of {enum}")
+            return ZeroStageEnum[name]
+
+        # Python before 3.11.4 pickles the stage as an attribute of its class.
+        classes = [LossScaler, ZeroStageEnum, fragment_address, (stage, "builtins.getattr")]
     before = os.environ.get(_WEIGHTS_ONLY)
     os.environ[_WEIGHTS_ONLY] = "1"
     try:

@@ -147,7 +147,9 @@ def test_ignored_column_is_reported_once_per_file(tmp_path: Path) -> None:
     tally = validate_rows(rows_of(tmp_path), strict=False, quarantine=None)
     assert (tally.rows, tally.imported) == (101, 101)
     named = [
-        line.removeprefix(f"{tmp_path}/").partition("; known are ")[0] for line in tally.faults if "ignored" in line
+        line.removeprefix(f"{tmp_path}/").partition("; known are ")[0]
+        for line in tally.faults
+        if "ignored_column" in line
     ]
     assert named == [
         "a.csv:2: warning: ignored_column: not read: 'annotator'",
