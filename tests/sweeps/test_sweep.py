@@ -227,12 +227,16 @@ def test_stopped_sweep_resumes_and_tabulates_failed_jobs(tmp_path: Path, warm_py
 
 # --- Slurm: what sbatch gets, and that a job comes of it ---
 
+SACCT = """#!/bin/bash
+# A job that has ended without a result has failed.
+[ ! -e "$STUB/ended" ] || printf 'JobID|State|NodeList\\n7|FAILED|node\\n'
+"""
 SBATCH = """#!/bin/bash
 # One Slurm job: the script runs with Slurm's variables.
 cp "$1" "$STUB/submitted.sh"
 export SLURM_JOB_ID=7 SLURM_JOB_NODELIST=node SLURM_NTASKS=1
 export SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
-bash "$1" > /dev/null 2>&1 &
+{ bash "$1" > "$STUB/output" 2>&1; touch "$STUB/ended"; } > /dev/null 2>&1 &
 echo "Submitted batch job 7"
 """
 SRUN = """#!/bin/bash
@@ -243,7 +247,7 @@ exec "$@"
 
 @pytest.mark.slow
 def test_slurm_job_is_submitted_with_launcher_settings(tmp_path: Path, warm_python: str) -> None:
-    for name, script in {"sbatch": SBATCH, "srun": SRUN, "sacct": "#!/bin/bash\n", "scancel": "#!/bin/bash\n"}.items():
+    for name, script in {"sbatch": SBATCH, "srun": SRUN, "sacct": SACCT, "scancel": "#!/bin/bash\n"}.items():
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
     done = launch(
@@ -252,10 +256,10 @@ def test_slurm_job_is_submitted_with_launcher_settings(tmp_path: Path, warm_pyth
         PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
         STUB=str(tmp_path),
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr + (tmp_path / "output").read_text()
     submitted = (tmp_path / "submitted.sh").read_text()
     for line in ("--partition=gpu", "--gpus-per-node=8", "--time=1440", "--job-name=tal"):
         assert f"#SBATCH {line}" in submitted
     (job,) = json.loads(done.stdout)["jobs"]
-    assert (job["state"], job["status"]) == ("failed", 1)
+    assert (job["state"], job["status"]) == ("failed", 1), (tmp_path / "output").read_text()
     assert "nowhere.jsonl does not exist" in (tmp_path / "slurm" / job["log"]).read_text()
