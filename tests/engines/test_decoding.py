@@ -28,17 +28,19 @@ SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 64, "num_hidd
     "initializer_range": 0.3,
 }
 
-MODELS = {
-    "qwen3": Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
-    "sliding window, longer prompts": Qwen3ForCausalLM(
-        Qwen3Config(**SIZES, head_dim=16, use_sliding_window=True, sliding_window=6, max_window_layers=1)
-    ),
-    "gemma 3": Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=6, pad_token_id=0)),
-    "no cache of keys": MambaForCausalLM(MambaConfig(vocab_size=90, hidden_size=32, num_hidden_layers=2)),
-    "adapter": get_peft_model(
-        Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)), LoraConfig(r=4, init_lora_weights=False)
-    ),
-}
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    MODELS = {
+        "qwen3": Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
+        "sliding window, longer prompts": Qwen3ForCausalLM(
+            Qwen3Config(**SIZES, head_dim=16, use_sliding_window=True, sliding_window=6, max_window_layers=1)
+        ),
+        "gemma 3": Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=6, pad_token_id=0)),
+        "no cache of keys": MambaForCausalLM(MambaConfig(vocab_size=90, hidden_size=32, num_hidden_layers=2)),
+        "adapter": get_peft_model(
+            Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)), LoraConfig(r=4, init_lora_weights=False)
+        ),
+    }
 
 
 ROWS = [[7, 8, 9], list(range(3, 14)), [7, 8], [7, 8, 9], list(range(3, 14)), [7, 8, 9], [5] * 6, [7, 8]]
