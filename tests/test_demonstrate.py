@@ -125,14 +125,15 @@ def test_each_item_of_a_mix_is_demonstrated_once(tal: Tal, words: list[str], tmp
         weighted = tal(
             *mix("early", "right_on_a_later_try"),
             *teacher,
-            "data.weights={early: 1, right_on_a_later_try: 2}",
-            "run.name=weighted",
+            *("data.weights={early: 1, right_on_a_later_try: 2}", "data.shuffle_labels=true", "run.name=weighted"),
         )
     assert done.status == 0, done.err
     assert (json.loads(done.out)["n"], len(rows(tmp_path))) == (8, 7)
     assert {item.id for item in ITEMS[:7]} == {row["item"]["id"] for row in rows(tmp_path)}
     assert (twice.status, "data.mix.again: item 'item-2' is in another source too" in twice.err) == (2, True), twice.err
-    assert (weighted.status, "data.weights: are for training" in weighted.err) == (2, True), weighted.err
+    assert weighted.status == 2
+    assert "data.weights: only weights training items" in weighted.err
+    assert "data.shuffle_labels: a control for training" in weighted.err
 
 
 def verdict_index(completion: str) -> int:

@@ -234,6 +234,7 @@ def test_hide_place_removes_the_culture_from_questions_only() -> None:
 def test_item_is_skipped_if_its_place_cannot_be_hidden() -> None:
     asked = ["What do people in Mexico eat?", "What is pozole?", "Which Mexican dish is best?"]
     items = [make_item(id=prompt, prompt=prompt, culture="MX", language="en") for prompt in asked]
-    assert [item.prompt for item in chosen(items, hide_place=True)] == ["What do people eat?"]
+    with pytest.warns(DataWarning, match=r"data\.hide_place: left out 2 items .* such as 'What is pozole\?'"):
+        assert [item.prompt for item in chosen(items, hide_place=True)] == ["What do people eat?"]
     with pytest.raises(DataError, match=r"data\.hide_place: no question names its place"):
         chosen(items[1:], hide_place=True)

@@ -108,17 +108,19 @@ def test_log_probs_equal_a_full_forward_pass_when_rows_end_at_different_times(na
         assert torch.allclose(scores.log_softmax(-1), full.log_softmax(-1), atol=1e-5)
 
 
-def test_half_precision_copies_the_prompt_for_each_row() -> None:
-    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)).eval().bfloat16()
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+def test_half_precision_copies_the_prompt_for_each_row(weights: torch.dtype) -> None:
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)).eval().to(weights)
     ids, mask = padded(ROWS, "left")
     once: list[bool] = []
     model.register_forward_pre_hook(lambda *given: once.append(packing.PROMPTS in given[2]), with_kwargs=True)
     config = GenerationConfig(max_new_tokens=5, do_sample=False)
-    assert generate(model, input_ids=ids, attention_mask=mask, generation_config=config).shape == (8, 16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=weights == torch.float32):
+        assert generate(model, input_ids=ids, attention_mask=mask, generation_config=config).shape == (8, 16)
     assert once == [False] * 6
 
 
-@pytest.mark.parametrize("search", [{"num_beams": 2}, {"guidance_scale": 1.5}])
+@pytest.mark.parametrize("search", [{"num_beams": 2}, {"guidance_scale": 1.5}, {"encoder_repetition_penalty": 1.5}])
 def test_unsupported_searches_fall_back_to_transformers(search: dict[str, Any]) -> None:
     model = MODELS["qwen3"].eval().double()
     ids, mask = padded(ROWS, "left")

@@ -51,6 +51,7 @@ _SOURCE_KEYS = {  # keys of `data` that only some sources read
     "sets_per_group": ("culture_cards", "blend", "care"),
     "min_share_gap": ("globalopinionqa",),
 }
+_WITHOUT_RUBRIC = ("compact", "compact_responses_first")  # grammar prompts that ask for no rubric that can be scored
 _NOT_TRAINING_ITEMS = "evaluation items are all kept"
 _NO_PROMPT_LIMIT: dict[type[BaseModel], str] = {  # why `data.max_prompt_tokens` has no effect there
     ItemsConfig: "no tokenizer is here",
@@ -195,8 +196,9 @@ def _prompt_faults(config: RunConfig) -> Iterator[str]:
     needs = [name for name in ("criteria_gain", "rubric_quality") if config.reward.weighted().get(name)]
     if prompt in VERDICT_PROMPTS and needs:
         scores = f"scores the rubric of our grammar, which prompt {prompt} does not ask for"
-        yield f"reward.weights.{needs[0]}: {scores}: set it to 0, or choose {', '.join(GRAMMAR_PROMPTS)}"
-    if prompt in ("compact", "compact_responses_first") and "rubric_quality" in needs:
+        fitting = [name for name in GRAMMAR_PROMPTS if "rubric_quality" not in needs or name not in _WITHOUT_RUBRIC]
+        yield f"reward.weights.{needs[0]}: {scores}: set it to 0, or choose {', '.join(fitting)}"
+    if prompt in _WITHOUT_RUBRIC and "rubric_quality" in needs:
         asks = f"prompt {prompt} does not ask for what it rewards"
         yield f"reward.weights.rubric_quality: {asks}: choose prompt=compact_rubric or listwise, or set it to 0"
 
@@ -285,7 +287,9 @@ def _reward_faults(config: RunConfig) -> Iterator[str]:
 def _demonstration_faults(config: DemonstrationConfig) -> Iterator[str]:
     teacher = config.teacher
     if isinstance(config.data, MixSection) and config.data.weights is not None:
-        yield "data.weights: are for training; demonstrated are all items once: set it to null"
+        yield "data.weights: only weights training items, and tal demonstrate uses every item once: set it to null"
+    if config.data.shuffle_labels:
+        yield "data.shuffle_labels: a control for training; demonstrations need the true labels: set it to false"
     for key, got, expected in (("protocol", teacher.protocol, "listwise"), ("orders", teacher.orders, 1)):
         if got != expected:
             yield f"teacher.{key}: got {got}, expected {expected}, as judges are trained (see both_orders)"

@@ -286,6 +286,9 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
         items = [replace(item, prompt=cut.prompt) for item, cut in edited if cut]
         if not items:
             raise DataError("data.hide_place: no question names its place in words that can be cut: set it to false")
+        if unnamed := [item.id for item, cut in edited if not cut]:
+            reason = f"whose question does not name its place in words that can be cut, such as {unnamed[0]!r}"
+            warnings.warn(f"data.hide_place: left out {len(unnamed):,} items {reason}", DataWarning, stacklevel=2)
     return select(tuple(items), data.max_items)
 
 

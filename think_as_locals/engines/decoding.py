@@ -1,6 +1,6 @@
 """Sampling by transformers in which a shared prompt is read and kept once, and rows leave the batch as they end.
 
-`generate` is that of a model, with its processors, criteria and inputs; loop, cache and attention are ours. Rows that
+We call the model's own `generate` (its processors, criteria and inputs) with our loop, cache and attention. Rows that
 share a prompt attend to one copy of its keys and values (arXiv 2402.05099) beside those of their own tokens.
 """
 
@@ -66,8 +66,9 @@ def generate(
 
 def _samples(config: GenerationConfig) -> bool:
     """Return whether a config asks for sampling or greedy decoding, by processors that need no row's earlier scores."""
-    stateful = config.guidance_scale, config.watermarking_config
-    return config.get_generation_mode() in ("sample", "greedy_search") and stateful == (None, None)
+    stateful = ("guidance_scale", "watermarking_config", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size")
+    is_stateless = all(getattr(config, name) in (None, 0, 1) for name in stateful)
+    return is_stateless and config.get_generation_mode() in ("sample", "greedy_search")
 
 
 def _let_grow(cache: DynamicCache) -> None:
@@ -76,8 +77,11 @@ def _let_grow(cache: DynamicCache) -> None:
 
 def _can_share(model: PreTrainedModel, cache: DynamicCache) -> bool:
     """Return whether rows may attend to one copy of a prompt's keys and values, given the cache of prompts."""
-    # In half precision, scores would be rounded before the softmax.
-    full = all(type(layer) is GrowingLayer and layer.keys.dtype.itemsize >= 4 for layer in cache.layers)
+    # In half precision, also that of autocast, scores would be rounded before the softmax.
+    full = not torch.is_autocast_enabled(cache.layers[0].keys.device.type) and all(
+        type(layer) is GrowingLayer and min(layer.keys.dtype.itemsize, layer.values.dtype.itemsize) >= 4
+        for layer in cache.layers
+    )
     return full and model.is_backend_compatible() and packing.unsupported_reason(model) is None
 
 
@@ -91,11 +95,11 @@ def _decode(
     **inputs: Any,
 ) -> Tensor:
     """Sample as transformers' own loop does, with its processors and criteria, from the rows that have not ended."""
-    cache, (count, length) = inputs["past_key_values"], input_ids.shape
+    count, length = input_ids.shape
     output = input_ids.new_full((count, generation_config.max_length), generation_config.pad_token_id or 0)
     output[:, :length] = input_ids
     rows = torch.arange(count, device=input_ids.device)  # of the output, that are still in the batch
-    unread = 1 if shared else length - cache.get_seq_length()
+    unread = 1 if shared else length - inputs["past_key_values"].get_seq_length()
     while len(rows):
         given = model.prepare_inputs_for_generation(input_ids, next_sequence_length=unread, **inputs)
         if shared:
@@ -121,7 +125,7 @@ def _decode(
             kept[ended[: len(stay)]] = stay[stay >= len(stay)]  # the last rows take the places of those that ended
             rows, input_ids = rows[kept], input_ids[kept]
             inputs = {name: at[..., kept, :] if isinstance(at, Tensor) else at for name, at in inputs.items()}
-            cache.batch_select_indices(kept)
+            inputs["past_key_values"].batch_select_indices(kept)
             if shared:
                 shared.select(kept)
     return output[:, :length]

@@ -41,7 +41,7 @@ _FROM_HUB = {FLASH_ATTN_KERNEL_FALLBACK[name] for name in SUPPORTED_KERNELS if n
 ARGUMENT = "shared_prefix"
 """The keyword argument of the model with the packed row; it is passed on to the attention of every layer."""
 PROMPTS = "shared_prompts"
-"""That with the `decoding.SharedPrompts` of a batch, each of whose rows has one new token."""
+"""The keyword argument with a batch's `decoding.SharedPrompts`, for decoding one new token per row."""
 
 _SCORE_TOLERANCE = 1e-4  # of scores in full precision, relative to the largest
 # In half precision, in which the mere shape of a batch changes results (log-probabilities of a 7B by .04 nats), this is

@@ -305,7 +305,8 @@ def _evaluated_variants(sweep: Path, jobs: Sequence[Job]) -> list[EvaluatedVaria
         if 0 in steps:
             config = job.config  # what the base depends on: demonstrations name criteria for rubric_quality
             named = "rubric_quality" in config.reward.weighted()
-            setup = repr((config.model, config.prompt, config.sft, config.grpo.max_completion_length, named))
+            length = config.grpo.max_completion_length
+            setup = repr((config.data, config.model, config.prompt, config.sft, length, named))
             base = bases.setdefault(setup, EvaluatedVariant(f"base of {name}", *_read(steps[0], known)))
         if steps and (last := max(steps)):
             found.append(EvaluatedVariant(name, *_read(steps[last], known), base, found[0] if found else None))

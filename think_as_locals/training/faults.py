@@ -112,8 +112,9 @@ class ParseFailureGuard:
         config = self._config
         broken = Counter(issue for judgement in judgements for issue in judgement.issues)
         cut, limit = broken.pop("finished", 0) / len(judgements), config.grpo.max_completion_length
+        compact = "compact_rubric" if "rubric_quality" in config.reward.weighted() else "compact"
         changes = {
-            "prompt=compact": not config.prompt.template.startswith("compact"),
+            f"prompt={compact}": not config.prompt.template.startswith("compact"),
             "reward.weights.structure=0.2": "structure" not in config.reward.weighted(),
             "a larger model": True,
         }
