@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loopback import HANGS_UP, Answer, Received, answering
 
+from think_as_locals.engines import vllm_server
 from think_as_locals.engines.server_pool import VLLMServers, share
 from think_as_locals.engines.vllm_server import OtherWeightsError, VLLMServer
 from think_as_locals.types import ServerError
@@ -20,22 +21,24 @@ from think_as_locals.types import ServerError
 
 @dataclass
 class Echo:
-    """A server whose completion of a prompt is the prompt; it can be dead, hang, or die as it is asked to sample."""
+    """A server whose completion of a prompt is the prompt; it can be dead, die as it samples, or hang at routes."""
 
     weights: str = "mine"
     dead: bool = False
     dies: bool = False
-    hangs: bool = False
+    hangs: str = ""  # how the routes begin
     sampled: list[list[list[int]]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
     def respond(self, request: Received) -> Answer:
         self.asked.append(request.path)
-        while self.hangs:
+        while self.hangs and request.path.startswith(self.hangs):
             time.sleep(0.05)
         self.dead = self.dead or (self.dies and request.path == "/v1/completions")
         if self.dead:
             return HANGS_UP, None, {}
+        if request.path == "/metrics":
+            return 200, "vllm:prefix_cache_hits_total 3\nvllm:prefix_cache_queries_total 4", {}
         if request.path != "/v1/completions":
             return 200, {"results": [{"weights": self.weights}]}, {}
         self.sampled.append(request.body["prompt"])
@@ -48,10 +51,12 @@ class Echo:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VLLMServers, list[Echo]]]:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setattr(vllm_server, "_PAUSE", 0.05)
     echoes = [Echo(), Echo()]
     with ExitStack() as up:
         yield VLLMServers([up.enter_context(answering(echo.respond)) for echo in echoes], timeout_s=3), echoes
-        echoes[1].hangs = False
+        for echo in echoes:
+            echo.hangs = ""
 
 
 PROMPTS = [[n // 2] * (n + 1) for n in range(8)]
@@ -117,12 +122,14 @@ def test_no_server_left_raises_other_weights_then_server_error(pool: tuple[VLLMS
 def test_hanging_server_costs_half_the_time_limit_once(pool: tuple[VLLMServers, list[Echo]]) -> None:
     servers, echoes = pool
     servers._short_s = 0.3
-    echoes[1].hangs = True
+    echoes[1].hangs = "/v1/completions"
     began = time.monotonic()
     with servers.one_limit():
         assert sampled(servers) == PROMPTS
     assert 1.5 <= time.monotonic() - began < 3
     assert servers.ready == servers.all[:1]
+    echoes[1].hangs = "/"
+    echoes[1].asked.clear()
     began = time.monotonic()
     for _ in range(2):  # weight syncs: it is asked whether it answers, and not to load weights
         assert servers.states() == servers.on_ready(VLLMServer.state) == [{"weights": "mine"}]
@@ -131,10 +138,39 @@ def test_hanging_server_costs_half_the_time_limit_once(pool: tuple[VLLMServers, 
         servers.prefix_cache()  # the first that a batch asks for
         assert sampled(servers) == PROMPTS
     assert time.monotonic() - began < 1.5
-    assert echoes[1].asked == ["/collective_rpc"] * 3 + ["/metrics"]
+    assert echoes[1].asked == ["/collective_rpc"] * 2 + ["/metrics", "/collective_rpc"]
 
 
-def test_server_fault_is_logged_once(pool: tuple[VLLMServers, list[Echo]], caplog: pytest.LogCaptureFixture) -> None:
+def test_servers_that_all_exceed_half_the_time_limit_are_said_to(pool: tuple[VLLMServers, list[Echo]]) -> None:
+    servers, echoes = pool
+    for server, echo in zip(servers.all, echoes, strict=True):
+        server._timeout, echo.hangs = 1.0, "/v1/completions"
+    with pytest.raises(OtherWeightsError, match=r"half of rollout\.timeout_s") as error:
+        sampled(servers)
+    assert f"the vLLM server at {servers.all[1].url} failed at /v1/completions (ReadTimeout" in str(error.value)
+    assert "rollout.timeout_s is 1." in str(error.value)
+    assert isinstance(error.value.__cause__, ServerError)
+
+
+@pytest.mark.parametrize("fault", ["hangs", "dead"])
+def test_server_without_statistics_still_samples(pool: tuple[VLLMServers, list[Echo]], fault: str) -> None:
+    servers, echoes = pool
+    servers._short_s = 0.3
+    assert servers.prefix_cache() == dict.fromkeys(servers.all, (3.0, 4.0))
+    if fault == "hangs":
+        echoes[1].hangs = "/metrics"
+    else:
+        echoes[1].dead = True
+    assert servers.prefix_cache() == {servers.all[0]: (3.0, 4.0)}
+    assert servers.ready == servers.all
+    echoes[1].dead = False
+    assert sampled(servers) == PROMPTS
+    assert len(echoes[1].sampled) == 1
+
+
+def test_server_fault_is_logged_once_until_it_is_back(
+    pool: tuple[VLLMServers, list[Echo]], caplog: pytest.LogCaptureFixture
+) -> None:
     servers, echoes = pool
     echoes[1].dead = True
     for _ in range(2):
@@ -142,6 +178,13 @@ def test_server_fault_is_logged_once(pool: tuple[VLLMServers, list[Echo]], caplo
     (record,) = caplog.records
     reported = f"left out until it answers at a weight sync: the vLLM server at {servers.all[1].url} failed at /coll"
     assert reported in record.getMessage()
+    echoes[1].dead = False
+    servers.states()
+    assert len(servers.on_ready(VLLMServer.state)) == 2  # it got weights
+    echoes[1].dead = True
+    assert sampled(servers) == PROMPTS
+    servers.states()
+    assert [reported in each.getMessage() for each in caplog.records] == [True, True]
 
 
 def test_pending_request_does_not_block_process_exit(

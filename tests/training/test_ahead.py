@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from think_as_locals.engines import Sampling, vllm_server
 from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.engines.vllm_server import OtherWeightsError
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.training import ahead as sampling_ahead
 from think_as_locals.training import served_engine
@@ -267,6 +268,38 @@ def test_weights_are_sent_to_and_checked_on_every_server(server: ScriptedVLLM, t
         other._model.load_state_dict = lambda *_, **__: None  # it keeps the weights of the start
         message = ends_with(trainer.train)
     assert f"in the vLLM server at {other.url}" in message
+
+
+def test_run_ends_with_what_its_last_server_failed_with(
+    server: ScriptedVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_trainer(server, tmp_path, 0).vllm_generation
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OtherWeightsError("no vLLM server is left: (ReadTimeout)")
+
+    monkeypatch.setattr(engine._servers, "complete", fails)
+    monkeypatch.setattr(engine, "sync_weights", lambda: None)
+    message = ends_with(lambda: engine.complete([[1]]))
+    assert f"the vLLM server at {server.url} failed or came back with other weights 3 times" in message
+    assert "while it sampled, at last: no vLLM server is left: (ReadTimeout)" in message
+
+
+def test_hit_rate_of_a_batch_is_that_of_the_same_servers_or_none(
+    server: ScriptedVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_trainer(server, tmp_path, 0).vllm_generation
+    counts = iter(
+        [{"a": (1, 9), "b": (5, 9)}, {"a": (3, 13), "b": (1, 2)}, {"a": (3, 13), "b": (1, 2)}, {"a": (9, 19)}]
+    )
+    monkeypatch.setattr(engine._servers, "prefix_cache", lambda: next(counts))
+    monkeypatch.setattr(engine._servers, "complete", lambda *_, **__: [])
+    rates: dict[str, float] = {}
+    monkeypatch.setattr(engine, "_log", rates.__setitem__)
+    for expected in ({"rollout/prefix_cache_hit_rate": 3 / 6}, {}):  # b was restarted; then it left
+        engine.generate([], None, 1)
+        assert rates == expected
+        rates.clear()
 
 
 @pytest.mark.slow

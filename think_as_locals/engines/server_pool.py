@@ -35,7 +35,8 @@ class VLLMServers:
         self.ready = self.all
         self._timeout_s = timeout_s
         self._short_s = _SHORT_S if len(urls) > 1 else math.inf
-        self._warned: set[str] = set()
+        self._warned: set[tuple[VLLMServer, str]] = set()
+        self._last_error: ServerError | None = None  # of the last server that left `ready`
 
     @contextmanager
     def one_limit(self) -> Iterator[None]:
@@ -61,11 +62,15 @@ class VLLMServers:
             time.sleep(_PAUSE_S)
 
     def on_ready(self, work: Callable[[VLLMServer], T]) -> list[T]:
-        """Return the results of the ready servers, without those that fail; if all do, work is done anew by any."""
+        """Return the results of the ready servers, without those that fail; if all do, work is done anew by any.
+
+        This is the end of a weight sync: if a server in the results fails later, that is logged again.
+        """
         until = time.monotonic() + self._timeout_s
         while True:
             found, errors = self._each(work)
             if found:
+                self._warned = {each for each in self._warned if each[0] not in found}  # they are back
                 return list(found.values())
             if others := [error for error in errors if isinstance(error, OtherWeightsError)]:
                 raise others[0]
@@ -84,17 +89,22 @@ class VLLMServers:
         """Return a completion for each prompt, by servers with these weights; see `VLLMServer.complete`.
 
         While several are left, each gets half of the time: if one hangs, the others sample its part in the rest.
-        Raises OtherWeightsError if no server is left that has them.
+        Raises OtherWeightsError, with what the last one failed with, if no server is left that has them.
         """
 
         def sample(indices: dict[VLLMServer, list[int]], server: VLLMServer) -> list[SampledTokens]:
             own = [prompts[index] for index in indices[server]]
             return server.complete(own, weights, **parameters) if own else []
 
+        if len(self.all) > 1:
+            self._each(VLLMServer.state, self._short_s)  # one that hangs now does not cost half of the time
         found: dict[int, SampledTokens] = {}
         while left := [index for index in range(len(prompts)) if index not in found]:
             if not self.ready:
-                raise OtherWeightsError(f"no vLLM server is left that holds {weights}")
+                raise OtherWeightsError(
+                    f"no vLLM server is left that holds {weights} (of several, each may take half of "
+                    f"rollout.timeout_s); the last failed with: {self._last_error}"
+                ) from self._last_error
             parts = share([prompts[index] for index in left], len(self.ready), parameters.get("max_tokens", 0))
             indices = {server: [left[i] for i in part] for server, part in zip(self.ready, parts, strict=True)}
             limit = self.ready[0].left_s / 2 if len(self.ready) > 1 else math.inf
@@ -103,18 +113,30 @@ class VLLMServers:
                 found |= zip(indices[server], completions, strict=True)
         return [found[index] for index in range(len(prompts))]
 
-    def prefix_cache(self) -> tuple[float, float]:
-        """Return hits and queries of the prefix caches of all ready servers, in prompt tokens."""
-        counts = self._each(VLLMServer.prefix_cache, self._short_s)[0].values()
-        return sum(hits for hits, _ in counts), sum(queries for _, queries in counts)
+    def prefix_cache(self) -> dict[VLLMServer, tuple[float, float]]:
+        """Return hits and queries of the prefix caches of the ready servers that tell, in prompt tokens.
+
+        One that does not stays ready: statistics say nothing about its sampling.
+        """
+        return self._ask(VLLMServer.prefix_cache, self._short_s)[0]
 
     def _each(
         self, work: Callable[[VLLMServer], T], seconds: float = math.inf
     ) -> tuple[dict[VLLMServer, T], list[ServerError]]:
-        """Return the results of the ready servers and the errors of others, which are not ready any more.
+        """Return the results of the ready servers and the errors of others, which are not ready any more."""
+        found, errors = self._ask(work, seconds)
+        for server, error in errors.items():
+            self._last_error = error
+            if (fault := (server, str(error).partition("(")[0])) not in self._warned:
+                self._warned.add(fault)
+                _logger.warning("a vLLM server is left out until it answers at a weight sync: %s", error)
+        self.ready = list(found)
+        return found, list(errors.values())
 
-        The error of a single server is raised.
-        """
+    def _ask(
+        self, work: Callable[[VLLMServer], T], seconds: float
+    ) -> tuple[dict[VLLMServer, T], dict[VLLMServer, ServerError]]:
+        """Return the results and the errors of the ready servers; the error of a single server is raised."""
 
         def limited(server: VLLMServer) -> T:
             with server.one_limit(seconds):
@@ -122,18 +144,14 @@ class VLLMServers:
 
         # Threads of a pool would keep the process from ending while a server samples.
         tasks = {server: in_background(partial(limited, server)) for server in self.ready}
-        found, errors = dict[VLLMServer, T](), list[ServerError]()
+        found, errors = dict[VLLMServer, T](), dict[VLLMServer, ServerError]()
         for server, task in tasks.items():
             try:
                 found[server] = task.result()
             except ServerError as error:
                 if len(self.all) == 1:
                     raise
-                errors.append(error)
-                if (fault := str(error).partition("(")[0]) not in self._warned:
-                    self._warned.add(fault)
-                    _logger.warning("a vLLM server is left out until it answers at a weight sync: %s", error)
-        self.ready = list(found)
+                errors[server] = error
         return found, errors
 
 

@@ -120,9 +120,10 @@ class CheckedGeneration(VLLMGeneration, ABC):
         return found
 
     def _log_hit_rate(self, counts: Lookups) -> None:
-        """Log the share of tokens that were found in the prefix cache, over the counts of all ranks."""
+        """Log the share of tokens found in the prefix cache, over the counts of all ranks, if there are any."""
         sums = self.accelerator.reduce(torch.tensor(counts, device=self.accelerator.device))
-        self._log("rollout/prefix_cache_hit_rate", float(sums[0] / sums[1].clamp(min=1)))
+        if sums[1]:
+            self._log("rollout/prefix_cache_hit_rate", float(sums[0] / sums[1]))
 
     def _compare(self, completions: Sequence[SampledTokens]) -> float:
         """Return the difference of the worst rank in nats: the maximum in full precision, the mean in half."""

@@ -9,7 +9,6 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -60,12 +59,14 @@ class ServedGeneration(CheckedGeneration):
 
     _servers: VLLMServers  # the main process alone has them
     _answers: list[SampledTokens]  # to the sync check's prompts, after the last sync
+    _fault: OtherWeightsError  # the last, on the main process
 
     def _init_vllm(self) -> None:
         urls, self._timeout_s = self._config.rollout.urls, self._config.rollout.timeout_s
         self._named = f"the vLLM server{'s' * (len(urls) > 1)} at {', '.join(urls)}"
         self._loaded = ""
         self._in_flight: list[Future[Sampled | None]] = []
+        self._lookups: Lookups = (0.0, 0.0)  # in the prefix caches; counted by the main process
         self.on_main(self._connect)
         servers = self._servers if self.accelerator.is_main_process else None
         self._nccl = NCCLTransfer(self._iter_named_params, servers, self.accelerator.process_index)
@@ -89,7 +90,7 @@ class ServedGeneration(CheckedGeneration):
             if (sampled := self.on_main(lambda: self._current(prompts, parameters))) is not None:
                 return sampled.completions
             self.sync_weights()  # it was restarted, and has the weights it was started with
-        raise TrainingError(self._restart_message("sampled"))
+        raise TrainingError(self.on_main(lambda: self._restart_message("sampled", self._fault)))
 
     def sample_ahead(self, batches: Sequence[list[list[int]]]) -> list[Future[Sampled | None]]:
         """Have the server sample batches in the background, one after the other, with the weights of the last sync.
@@ -142,8 +143,14 @@ class ServedGeneration(CheckedGeneration):
                 (found,) = in_prefix_order(
                     prompts, lambda ordered: (self._servers.complete(ordered, self._loaded, **parameters),)
                 )
-                return Sampled(found, since(before, self._servers.prefix_cache()))
+                now = self._servers.prefix_cache()
+            # Without the counts of a server that left meanwhile, those of the others are no rate of this batch.
+            growth = [since(before[each], now[each]) for each in now] if now.keys() == before.keys() else []
+            lookups = sum((hits for hits, _ in growth), 0.0), sum((queries for _, queries in growth), 0.0)
+            self._lookups = self._lookups[0] + lookups[0], self._lookups[1] + lookups[1]
+            return Sampled(found, lookups)
         except OtherWeightsError as error:
+            self._fault = error
             _logger.warning("%s: what it was to sample is sampled again, after a weight sync", error)
             return None
 
@@ -172,7 +179,7 @@ class ServedGeneration(CheckedGeneration):
             if (answers := self.on_main(lambda: self._load_adapter(tensors))) is not None:
                 self._answers = answers
                 return
-        raise TrainingError(self._restart_message("took an adapter"))
+        raise TrainingError(self.on_main(lambda: self._restart_message("took an adapter", self._fault)))
 
     def _lack_weights(self) -> bool:
         return any(state["weights"] != self._loaded for state in self._servers.states())
@@ -187,9 +194,11 @@ class ServedGeneration(CheckedGeneration):
         self._weights.mkdir(parents=True, exist_ok=True)
         with self._servers.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
             save_adapter(self.model, tensors, folder)
-            with suppress(OtherWeightsError):
+            try:
                 return self._answers_of(load)
-        return None
+            except OtherWeightsError as error:
+                self._fault = error
+                return None
 
     def _send_weights(self) -> None:
         by_nccl, connect = self.on_main(self._choose_transfer)
@@ -239,10 +248,12 @@ class ServedGeneration(CheckedGeneration):
 
         def load(server: VLLMServer) -> list[SampledTokens]:
             for _ in range(_RESTARTS):
-                with suppress(OtherWeightsError):  # it was restarted since
+                try:
                     server.load_weights(files, name)
                     return self._query_check(server, name, self._tensors)
-            raise ServerError(self._restart_message("took new weights"))
+                except OtherWeightsError as error:  # it was restarted since
+                    fault = error
+            raise ServerError(self._restart_message("took new weights", fault))
 
         with self._servers.one_limit():
             return self._answers_of(load)
@@ -294,13 +305,12 @@ class ServedGeneration(CheckedGeneration):
         }
 
     def _prefix_cache(self) -> Lookups:
-        counts = self.on_main(lambda: self._servers.prefix_cache())
-        return counts if self.accelerator.is_main_process else (0.0, 0.0)  # the ranks' are added up
+        return self._lookups  # none on the other ranks: the ranks' are added up
 
-    def _restart_message(self, action: str) -> str:
+    def _restart_message(self, action: str, fault: OtherWeightsError) -> str:
         return (
-            f"{self._named} came back with other weights {_RESTARTS} times while it {action}"
-            ": its log says why it stops; see that no other run gives it weights"
+            f"{self._named} failed or came back with other weights {_RESTARTS} times while it {action}, at last: "
+            f"{fault}. Its log says why it stops; if it did not, see that no other run gives it weights"
         )
 
     def on_main(self, work: Callable[[], T]) -> T:
