@@ -13,7 +13,7 @@ from typing import Any
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import DemonstrationConfig
-from think_as_locals.data.load import described, load_side
+from think_as_locals.data.load import describe_items, load_side
 from think_as_locals.data.rows import Row, read_rows, valid_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
@@ -51,7 +51,7 @@ def plan(config: DemonstrationConfig, items: Sequence[Item]) -> list[tuple[str, 
     orders = ", in both orders" if config.both_orders else ""
     return [
         ("teacher", config.teacher.name),
-        ("items", f"{described(items)} ({config.data.title}, {config.items})"),
+        ("items", f"{describe_items(items)} ({config.data.title}, {config.items})"),
         ("tries", f"up to {config.tries}{orders}{', then with the hint' if config.hint else ''}"),
     ]
 

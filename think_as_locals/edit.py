@@ -25,7 +25,7 @@ from think_as_locals.data.edit_rules import (
 )
 from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import language_tag
-from think_as_locals.data.load import described, load_side
+from think_as_locals.data.load import describe_items, load_side
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.journal import query_with_journal
@@ -50,7 +50,7 @@ def plan(config: EditConfig, items: Sequence[Item]) -> list[tuple[str, str]]:
     """Return what a run would do."""
     return [
         ("editor", config.editor.name),
-        ("items", f"{described(items)} ({config.data.source}, {config.items})"),
+        ("items", f"{describe_items(items)} ({config.data.source}, {config.items})"),
         ("probes", f"{', '.join(config.probes)}, up to {config.tries} tries per edit"),
     ]
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from think_as_locals.config.model_schema import EvaluationConfig, QuerySection, SampleConfig, SampleSection
 from think_as_locals.data import read
 from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, no_edit_reason, of_items, read_edits
-from think_as_locals.data.load import Candidates, described, load_side, read_candidates
+from think_as_locals.data.load import Candidates, describe_items, load_side, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
@@ -77,7 +77,7 @@ def plan(config: EvaluationConfig, data: EvaluationData) -> list[tuple[str, str]
     """Return what an evaluation would do."""
     return [
         ("reward models", ", ".join(config.rms)),
-        ("items", f"{described(data.items)} ({config.data.source}, {config.eval.items})"),
+        ("items", f"{describe_items(data.items)} ({config.data.source}, {config.eval.items})"),
         *(_plan_candidates(config.sample, data.questions) if config.sample else ()),
         ("memory", "estimated only for training"),
     ]
@@ -95,7 +95,7 @@ def plan_sample(config: SampleConfig, questions: Sequence[Question]) -> list[tup
 
 def _plan_candidates(section: SampleSection, questions: Sequence[Question]) -> list[tuple[str, str]]:
     drawn = f"{section.num_candidates} per question from {section.policy.name} ({section.task})"
-    return [("candidates", drawn), ("questions", described([question.item for question in questions]))]
+    return [("candidates", drawn), ("questions", describe_items([question.item for question in questions]))]
 
 
 def load_items(config: EvaluationConfig) -> Sequence[Item]:

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, TrainerState
 from think_as_locals.config.launch import read_launch
 from think_as_locals.config.model_schema import PolicyConfig
 from think_as_locals.data import load
-from think_as_locals.data.load import described
+from think_as_locals.data.load import describe_items
 from think_as_locals.data.overlap import check_overlaps, find_overlaps
 from think_as_locals.data.splits import select
 from think_as_locals.engines import Messages, sample_all
@@ -108,9 +108,9 @@ def plan(config: PolicyConfig, data: PolicyData) -> list[tuple[str, str]]:
     tasks = ((name, [each.item for each in of_task]) for name, of_task in data.questions.items())
     return [
         ("training", f"{config.model.path}: GRPO, {steps:,} steps, {grpo.num_generations} completions per prompt"),
-        ("prompts", f"those of {described(data.train)} ({config.data.source})"),
+        ("prompts", f"those of {describe_items(data.train)} ({config.data.source})"),
         ("reward model", f"{config.rm.kind} {config.rm.name}".strip()),
-        *((f"task {name}", f"{described(items)} ({config.tasks[name].task})") for name, items in tasks),
+        *((f"task {name}", f"{describe_items(items)} ({config.tasks[name].task})") for name, items in tasks),
         ("evaluations", f"{1 + math.ceil(steps / every):,}: before GRPO, every {every} steps and at the end"),
         *estimates(config, len(data.train)),
     ]

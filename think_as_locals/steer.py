@@ -17,7 +17,7 @@ from rich.progress import Progress
 from think_as_locals.config.launch import read_launch
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import Splits
-from think_as_locals.data.load import described
+from think_as_locals.data.load import describe_items
 from think_as_locals.data.rows import path_of
 from think_as_locals.data.sources.globalopinionqa import others_reference, read_questions
 from think_as_locals.data.splits import select, shuffle_labels
@@ -61,8 +61,8 @@ def plan(config: ScpoConfig, pairs: Splits) -> list[tuple[str, str]]:
     return [
         ("model", f"{model}, steered to each country: {', '.join(scpo.variants)}"),
         ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
-        ("training items", f"{described(pairs.train)} ({config.data.source})"),
-        ("test items", described(pairs.test)),
+        ("training items", f"{describe_items(pairs.train)} ({config.data.source})"),
+        ("test items", describe_items(pairs.test)),
         *estimates(config, len(pairs.train)),
     ]
 

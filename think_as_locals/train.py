@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from think_as_locals.config.launch import read_launch
 from think_as_locals.config.schema import RunConfig, SftSection
-from think_as_locals.data.load import EvalSet, TrainingData, check_leaks, described
+from think_as_locals.data.load import EvalSet, TrainingData, check_leaks, describe_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
@@ -60,10 +60,10 @@ def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
     weights, path = config.reward.weights.items(), config.model.path or "a randomly initialised model"
     return [
         ("training", f"{path}: {sft}GRPO, {steps:,} steps of {batch:,} completions"),
-        ("training items", f"{described(data.train)} ({', '.join(config.sources)})"),
+        ("training items", f"{describe_items(data.train)} ({', '.join(config.sources)})"),
         ("rollouts", f"{grpo.num_generations} per prompt, up to {grpo.max_completion_length} tokens each"),
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
-        *((f"set {name}", f"{described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
+        *((f"set {name}", f"{describe_items(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
         ("evaluations", f"{times:,} of {judged:,} judgements each: before GRPO, every {every} steps and at the end"),
         *estimates(config, len(data.train), judged),
     ]

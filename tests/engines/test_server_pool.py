@@ -121,7 +121,7 @@ def test_no_server_left_raises_other_weights_then_server_error(pool: tuple[VLLMS
 
 def test_hanging_server_costs_half_the_time_limit_once(pool: tuple[VLLMServers, list[Echo]]) -> None:
     servers, echoes = pool
-    servers._short_s = 0.3
+    servers._state_timeout_s = 0.3
     echoes[1].hangs = "/v1/completions"
     began = time.monotonic()
     with servers.one_limit():
@@ -155,7 +155,7 @@ def test_servers_that_all_exceed_half_the_time_limit_are_said_to(pool: tuple[VLL
 @pytest.mark.parametrize("fault", ["hangs", "dead"])
 def test_server_without_statistics_still_samples(pool: tuple[VLLMServers, list[Echo]], fault: str) -> None:
     servers, echoes = pool
-    servers._short_s = 0.3
+    servers._state_timeout_s = 0.3
     assert servers.prefix_cache() == dict.fromkeys(servers.all, (3.0, 4.0))
     if fault == "hangs":
         echoes[1].hangs = "/metrics"

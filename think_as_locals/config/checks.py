@@ -114,9 +114,9 @@ def validate(values: Mapping[str, Any]) -> Config:
     if "rm" in values and "reward" in values:  # a section of a policy, added to a recipe that trains a judge
         kinds = [_KINDS[0], *kinds]
     if len(kinds) > 1:
-        action = ", ".join(f"{kind.section}.* belongs to a recipe that {kind.action}" for kind in kinds)
+        owners = ", ".join(f"{kind.section}.* belongs to a recipe that {kind.action}" for kind in kinds)
         raise ConfigError(
-            f"{values['recipe']}: {action}; a run does one of these: drop the keys that are not this recipe's"
+            f"{values['recipe']}: {owners}; a run does one of these: drop the keys that are not this recipe's"
         )
     kind, data = kinds[0] if kinds else _KINDS[0], values.get("data")
     mixed = isinstance(data, Mapping) and data.get("source") == "mix"

@@ -94,7 +94,7 @@ def load_side(data: DataSection, seed: int, side: Literal["train", "validation",
     return items
 
 
-def described(items: Sequence[Item]) -> str:
+def describe_items(items: Sequence[Item]) -> str:
     """Return how many items, groups and cultures there are, and their languages."""
     groups, cultures = len({item.group for item in items}), {str(item.culture) for item in items}
     languages = first_of(sorted({item.language for item in items}), 8)

@@ -22,7 +22,7 @@ from think_as_locals.types import ServerError
 _logger = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0  # before all servers are tried again
-_SHORT_S = 5.0  # for questions that a server answers at once, if there are others
+_STATE_TIMEOUT_S = 5.0  # for questions that a server answers at once, if there are others
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class VLLMServers:
         self.all = [VLLMServer(url, timeout_s, patient=len(urls) == 1) for url in urls]
         self.ready = self.all
         self._timeout_s = timeout_s
-        self._short_s = _SHORT_S if len(urls) > 1 else math.inf
+        self._state_timeout_s = _STATE_TIMEOUT_S if len(urls) > 1 else math.inf
         self._warned: set[tuple[VLLMServer, str]] = set()
         self._last_error: ServerError | None = None  # of the last server that left `ready`
 
@@ -54,7 +54,7 @@ class VLLMServers:
         until = time.monotonic() + self._timeout_s
         while True:
             self.ready = self.all
-            found, errors = self._each(VLLMServer.state, self._short_s)
+            found, errors = self._each(VLLMServer.state, self._state_timeout_s)
             if found:
                 return list(found.values())
             if time.monotonic() + _PAUSE_S > until:
@@ -97,7 +97,7 @@ class VLLMServers:
             return server.complete(own, weights, **parameters) if own else []
 
         if len(self.all) > 1:
-            self._each(VLLMServer.state, self._short_s)  # one that hangs now does not cost half of the time
+            self._each(VLLMServer.state, self._state_timeout_s)  # one that hangs now does not cost half of the time
         found: dict[int, SampledTokens] = {}
         while left := [index for index in range(len(prompts)) if index not in found]:
             if not self.ready:
@@ -118,13 +118,13 @@ class VLLMServers:
 
         One that does not stays ready: statistics say nothing about its sampling.
         """
-        return self._ask(VLLMServer.prefix_cache, self._short_s)[0]
+        return self._outcomes(VLLMServer.prefix_cache, self._state_timeout_s)[0]
 
     def _each(
         self, work: Callable[[VLLMServer], T], seconds: float = math.inf
     ) -> tuple[dict[VLLMServer, T], list[ServerError]]:
         """Return the results of the ready servers and the errors of others, which are not ready any more."""
-        found, errors = self._ask(work, seconds)
+        found, errors = self._outcomes(work, seconds)
         for server, error in errors.items():
             self._last_error = error
             if (fault := (server, str(error).partition("(")[0])) not in self._warned:
@@ -133,7 +133,7 @@ class VLLMServers:
         self.ready = list(found)
         return found, list(errors.values())
 
-    def _ask(
+    def _outcomes(
         self, work: Callable[[VLLMServer], T], seconds: float
     ) -> tuple[dict[VLLMServer, T], dict[VLLMServer, ServerError]]:
         """Return the results and the errors of the ready servers; the error of a single server is raised."""

@@ -145,9 +145,12 @@ def read_entries(
 
 
 def _entries(run: Path, items: dict[str, Item], judgements: Mapping[Path, Judgements]) -> Iterator[LeaderboardEntry]:
-    paths = sorted(RunFolder(run).carb_dir.glob("*.json"))
+    paths = RunFolder(run).results("carb")
     if not paths and not RunFolder(run).failures():
-        raise DataError(f"{run}: no carb/NAME.json and no carb/step-N.json; expected the folder of a run that measured")
+        raise DataError(
+            f"{run}: no carb/NAME.json and no carb/step-N.json; expected the folder of a "
+            "finished evaluation or training (tal run RECIPE)"
+        )
     steps = carb.steps(RunFolder(run))
     yield from (_entry(path, items, judgements) for path in paths if path not in steps.values())
     if steps:

@@ -65,20 +65,20 @@ class Judgements:
         items, orders = dict[str, tuple[int, Item]](), dict[tuple[int, ...], int]()
 
         def row(s: ScoredItem) -> tuple[Any, ...]:
-            place, order = items.setdefault(s.item.id, (len(items), s.item))[0], orders.setdefault(s.order, len(orders))
+            index, order = items.setdefault(s.item.id, (len(items), s.item))[0], orders.setdefault(s.order, len(orders))
             slots = len(s.item.responses), s.presented.best, -1 if s.judgement.verdict is None else s.judgement.verdict
             margin = math.nan if s.margin is None else s.margin
             kind = s.scores is not None, s.parse_failure, s.too_long
-            return (place, order, *slots, s.credit, s.verdict_only_credit, margin, *kind)
+            return (index, order, *slots, s.credit, s.verdict_only_credit, margin, *kind)
 
         rows = np.fromiter(map(row, scored), _ROW_TYPE)
         by_id = [items[name] for name in sorted(items)]
         self.items = tuple(item for _, item in by_id)
         self.group = codes([item.group for item in self.items])  # of each item
         self.orders = list(orders)
-        places = np.empty(len(by_id), np.int64)
-        places[[number for number, _ in by_id]] = np.arange(len(by_id))
-        rows["item"] = places[rows["item"]]
+        new_indices = np.empty(len(by_id), np.int64)
+        new_indices[[number for number, _ in by_id]] = np.arange(len(by_id))
+        rows["item"] = new_indices[rows["item"]]
         self.rows = rows[np.argsort(rows["item"], kind="stable")]
         for part in self.of_several():
             part[:] = part[sorted(range(len(part)), key=[self._presented(each) for each in part].__getitem__)]

@@ -196,11 +196,11 @@ def _evaluation_result(evaluation: Path, model: Path) -> CarbResult:
             line = lines.readline()
         try:
             identity = json.loads(line)["identity"] if line.endswith(b"\n") else {}  # half a line has no identity
-            evaluated = identity.get("model") or identity.get("weights") or {}  # for a judge, for a classifier
+            model_identity = identity.get("model") or identity.get("weights") or {}  # for a judge, for a classifier
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{journal}: its first line does not name the reward model") from error
         path = run.result("carb", journal.stem)
-        if evaluated.get("files") == files and path.is_file():
+        if model_identity.get("files") == files and path.is_file():
             probes = run.result("probes", journal.stem)
             probed = probes if config.eval.probes and probes.is_file() else None
             return CarbResult(config.run.name, path, carb.read(path), (config.data,), probed)

@@ -161,7 +161,9 @@ def _memory(config: GrpoConfig | ScpoConfig, launch: Launch) -> Iterator[Finding
     of_gpu = config.model.requires_gpu
     yield Finding("memory", f"{needed:8.2f} GB  in all" + (f", at {memory.USABLE:.0%} of a GPU" if of_gpu else ""))
     if isinstance(config, RunConfig) and of_gpu:
-        yield Finding("hours", hours.described(config, launch, counts, gpus(), _ITEMS, config.eval.max_items or _ITEMS))
+        yield Finding(
+            "hours", hours.describe_hours(config, launch, counts, gpus(), _ITEMS, config.eval.max_items or _ITEMS)
+        )
 
 
 JUDGEMENTS = 20  # that a model is asked for

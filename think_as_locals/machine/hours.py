@@ -99,11 +99,11 @@ def estimates(config: GrpoConfig | ScpoConfig, items: int, judgements: int = 0) 
     needed = f"about {memory.needed_bytes(config, launch, counts) / memory.GB:.1f} GB of {of}"
     rows = [("memory", f"{needed}; for other launch files: tal doctor --launch")]
     if isinstance(config, RunConfig) and config.model.requires_gpu:
-        rows.append(("hours", described(config, launch, counts, gpus(), items, judgements)))
+        rows.append(("hours", describe_hours(config, launch, counts, gpus(), items, judgements)))
     return rows
 
 
-def described(
+def describe_hours(
     config: RunConfig, launch: Launch, counts: Counts, cards: Sequence[str], items: int, judgements: int
 ) -> str:
     """Return a line about the hours of a run on GPUs like the first of these."""

@@ -175,8 +175,8 @@ class GroupScorer:
         end = len(query)
         while token := next((t for t in self._special_tokens if query.endswith(t, len(prompt), end)), ""):
             end -= len(token)
-        asked = PolicyPrompt(known.question or prompt, known.culture, known.language)
-        return PolicyRow(asked, clean(query[len(prompt) : end]), clean(known.reference))
+        policy_prompt = PolicyPrompt(known.question or prompt, known.culture, known.language)
+        return PolicyRow(policy_prompt, clean(query[len(prompt) : end]), clean(known.reference))
 
     def _check_rivals(self, rows: Sequence[PolicyRow]) -> None:
         """Raise a RequestError if a response cannot be compared with any other: its reward would be a constant."""

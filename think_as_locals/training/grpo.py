@@ -320,8 +320,8 @@ def count_prompt_tokens(
     known = data.prompt_tokens
     if more := list(dict.fromkeys(item for item in items if (item, reverse) not in known)):
         chat = load_chat(config, model)
-        shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
-        encoded = chat.encode([render(item, reverse=reverse, **shown) for item in more])
+        prompt_arguments = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
+        encoded = chat.encode([render(item, reverse=reverse, **prompt_arguments) for item in more])
         known |= {(item, reverse): len(ids) for item, ids in zip(more, encoded, strict=True)}
     return [known[item, reverse] for item in items]
 

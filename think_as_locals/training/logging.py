@@ -68,21 +68,21 @@ class EvalCallback(TrainerCallback):
         file_of: Callable[[int], Path],
         every_steps: int,
     ) -> None:
-        """Measure by `evaluate`, which is called with a step; a step that has its `file_of` is done."""
+        """Evaluate with `evaluate`, which is called with a step; a step that has its `file_of` is done."""
         self._trainer = trainer
         self._evaluate = evaluate
         self._file_of = file_of
         self._every_steps = every_steps
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Measure at the start of training, or what a stopped run had no time for, and log that by itself."""
+        """Evaluate at the start of training, or what a stopped run had no time for, and log that by itself."""
         is_done = self._file_of(state.global_step).is_file()
         if self._due(state) and not is_done and (metrics := self._evaluate(state.global_step)):
             # TRL's own `log` would also log what a resumed run averages with the steps to come.
             Trainer.log(self._trainer, metrics)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure and save a checkpoint; the metrics join what the trainer logs for this step."""
+        """Evaluate and save a checkpoint; the metrics join what the trainer logs for this step."""
         stops_early = control.should_training_stop and state.global_step < state.max_steps
         if self._due(state) and not stops_early:
             control.should_save = True

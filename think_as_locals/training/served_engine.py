@@ -272,9 +272,9 @@ class ServedGeneration(CheckedGeneration):
         self._answers = self.on_main(lambda: self._answers_of(check))
         self._loaded = name
 
-    def _answers_of(self, ask: Callable[[VLLMServer], list[SampledTokens]]) -> list[SampledTokens]:
+    def _answers_of(self, query: Callable[[VLLMServer], list[SampledTokens]]) -> list[SampledTokens]:
         """Return the answers of all servers that are ready then, one server after the other."""
-        return list(chain.from_iterable(self._servers.on_ready(ask)))
+        return list(chain.from_iterable(self._servers.on_ready(query)))
 
     def _query_check(self, server: VLLMServer, name: str, sent: SentTensors) -> list[SampledTokens]:
         """Return a server's answers to the sync check; a TrainingError if its tensors are not those sent."""
