@@ -158,7 +158,7 @@ def _outcome(teacher: Judge, request: Request, answer: Answer) -> tuple[str, Seq
 
 def table(summary: Mapping[str, Any]) -> Table:
     """Return the yield by culture as a table, with all items in its last row."""
-    counted = {"completions": "asked", "right": "right", "wrong": "wrong", "parse_failures": "parse failures"}
+    counted = {"completions": "completions", "right": "right", "wrong": "wrong", "parse_failures": "parse failures"}
     counted |= {"hinted": "by hint"} if summary["hinted"] else {}
     parts = {**summary["by_culture"], "all": summary}
     return yield_table("culture", "items demonstrated, %", parts, counted)

@@ -172,7 +172,7 @@ class Editing:
 def tables(found: Mapping[str, Any]) -> list[Table]:
     """Return tables of the yields, of the rules that answers break, and of the items without a request."""
     probes = found["probes"]
-    counted = {"completions": "asked", "kept": "kept", "rejected": "rejected"}
+    counted = {"completions": "completions", "kept": "kept", "rejected": "rejected"}
     first = yield_table("probe", "items edited, % of those asked about", probes, counted)
     why: list[list[Cell]] = [
         [meaning, *(f"{part['broken'].get(rule, 0):,}" for part in probes.values())]

@@ -53,7 +53,6 @@ from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_
 from think_as_locals.training.grpo import (
     GroupTrainer,
     RewardFunction,
-    check_arguments,
     gather_shares,
     load_chat,
     policy_engine,
@@ -101,9 +100,8 @@ def load_data(config: PolicyConfig) -> PolicyData:
 
 
 def plan(config: PolicyConfig, data: PolicyData) -> list[tuple[str, str]]:
-    """Return what a run would do, after the checks of a start."""
-    grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(config.run.launch or "single")
-    check_arguments(config, launch.processes)
+    """Return what a run would do."""
+    grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(config.run.launch)
     steps = steps_of(config, launch, len(data.train))
     tasks = ((name, [each.item for each in of_task]) for name, of_task in data.questions.items())
     return [

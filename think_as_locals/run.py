@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from think_as_locals.config.checks import Config, load_config
 from think_as_locals.config.compose import compose_recipe
+from think_as_locals.config.launch import read_launch
 from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
@@ -87,7 +88,12 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
 
     config = load_single(recipe, overrides)
     run_folder(config)
-    rows = _function(PROGRAMS[type(config)].plan)(config, load_data(config))
+    data = load_data(config)
+    if isinstance(config, TrainingConfig):
+        from think_as_locals.training.grpo import check_arguments
+
+        check_arguments(config, read_launch(config.run.launch).processes)
+    rows = _function(PROGRAMS[type(config)].plan)(config, data)
     lacking = [("lacking here", fault) for fault in missing_for(config)]
     return [*rows, ("runs folder", config.run.dir), *lacking]
 

@@ -14,7 +14,6 @@ from accelerate import PartialState
 from rich.console import Console
 from rich.progress import Progress
 
-from think_as_locals.config.launch import read_launch
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import Splits
 from think_as_locals.data.load import describe_items
@@ -46,13 +45,11 @@ from think_as_locals.scpo.results import (
 from think_as_locals.scpo.select import Reference, disagreed_ids, minority_ids
 from think_as_locals.scpo.trainer import VariantTrainer, num_steps
 from think_as_locals.training.checkpoints import StopSignals, stop_if_requested, unsharded
-from think_as_locals.training.grpo import check_arguments
 from think_as_locals.types import DataError, Item
 
 
 def plan(config: ScpoConfig, pairs: Splits) -> list[tuple[str, str]]:
-    """Return what a run would do, after the checks of a start."""
-    check_arguments(config, read_launch(config.run.launch or "single").processes)
+    """Return what a run would do."""
     scpo, specs = config.scpo, variant_specs(config, sorted({str(item.culture) for item in pairs.test}))
     most = max(Counter(item.culture for item in pairs.train).values())
     steps = num_steps(scpo, most, exactly=config.mode.steps == "exactly")

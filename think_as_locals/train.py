@@ -34,7 +34,6 @@ from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 from think_as_locals.training.grpo import (
     JudgeTrainer,
-    check_arguments,
     count_prompt_tokens,
     gather_shares,
     policy_engine,
@@ -49,10 +48,9 @@ _EXAMPLES = 3
 
 
 def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
-    """Return what a run would do, after the checks of a start."""
-    grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(config.run.launch or "single")
+    """Return what a run would do, after the check for leaks."""
+    grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(config.run.launch)
     check_leaks(config, data)
-    check_arguments(config, launch.processes)
     steps = steps_of(config, launch, len(data.train))
     batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
     times, judged = 1 + math.ceil(steps / every), sum(len(each.items) * each.orders for each in data.sets.values())

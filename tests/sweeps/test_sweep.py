@@ -137,8 +137,8 @@ def test_jobs_are_ranked_by_validation_accuracy_with_failures_last(
     assert [row.name for row in rows] == ["high", "low", "stopped", "broken", "lost"]
     assert [row.status for row in rows] == [0, 0, 75, 3, None]
     assert [row.state for row in rows] == ["done", "done", "stopped", "failed", "failed"]
-    assert rows[0].measured is not None
-    assert tuple(rows[0].measured[key] for key in ("accuracy", "n", "step")) == best
+    assert rows[0].evaluated is not None
+    assert tuple(rows[0].evaluated[key] for key in ("accuracy", "n", "step")) == best
 
 
 def test_files_and_terminal_show_the_same_results(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_files_and_terminal_show_the_same_results(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert [job["name"] for job in written["jobs"]] == [row.name for row in rows]
     measured = {"accuracy": 0.8, "ci95": [0.8 - 0.1, 0.8 + 0.1], "n": 8, "step": 10, "trained_on": False}
-    assert written["jobs"][0]["measured"] == measured | {"verdict_only": {"n": 8, "accuracy": 0.95}}
+    assert written["jobs"][0]["evaluated"] == measured | {"verdict_only": {"n": 8, "accuracy": 0.95}}
     assert "†" not in caption
     assert written["jobs"][-1]["log"] == "jobs/broken/log.txt"
     text = (tmp_path / "sweep.md").read_text()
@@ -206,20 +206,20 @@ def test_stopped_sweep_resumes_and_tabulates_failed_jobs(tmp_path: Path, warm_py
     ended = json.loads((folder / "sweep.json").read_text())
     assert ended["metric"] == {"set": "validation", "flips": ended["metric"]["flips"]}
     assert [job["state"] for job in ended["jobs"]] == ["done", "done", "failed", "failed"]
-    found = [job["measured"]["accuracy"] for job in ended["jobs"][:2]]
+    found = [job["evaluated"]["accuracy"] for job in ended["jobs"][:2]]
     assert found == sorted(found, reverse=True)
     for job in ended["jobs"]:
         assert all(setting in output for setting in job["combination"])
         frozen = yaml.safe_load((folder / "jobs" / job["name"] / "quickstart.yaml").read_text())
         assert job["combination"] == [f"data.groups=[{','.join(frozen['data']['groups'])}]", f"seed={frozen['seed']}"]
         if job["state"] == "done":
-            for by_set, key in (("validation", "measured"), ("test", "test")):
+            for by_set, key in (("validation", "evaluated"), ("test", "test")):
                 run = json.loads(RunFolder(folder / job["name"]).evaluation(by_set, 2).read_text())
                 part = run["flips"] if ended["metric"]["flips"] else run
                 keys = ("accuracy", "ci95", "n", "verdict_only")
                 assert job[key] == {"step": 2, "trained_on": False, **{k: part[k] for k in keys}}
         else:
-            assert job["measured"] is None
+            assert job["evaluated"] is None
             assert UNKNOWN_GROUP in (folder / job["log"]).read_text()
             assert str(folder / job["log"]) in output
     assert (folder / "sweep.md").read_text().count("| done |") == 2

@@ -26,8 +26,12 @@ class Launch:
     variables: Mapping[str, str] = field(default_factory=dict)  # of the environment: what it tells each process
 
 
-def find_launch(name: str | Path) -> Path:
-    """Return the path of an accelerate configuration: one of launch/ by its name, or a file."""
+_DEFAULT = "single"  # a recipe that names none has one process
+
+
+def find_launch(name: str | Path | None) -> Path:
+    """Return the path of an accelerate configuration: one of launch/ by its name, a file, or the default."""
+    name = name or _DEFAULT
     known = sorted(path.stem for path in (ASSETS / "launch").glob("*.yaml"))
     path = ASSETS / "launch" / f"{name}.yaml" if str(name) in known else Path(name).expanduser()
     if not os.path.isfile(path):  # noqa: PTH113
@@ -37,7 +41,7 @@ def find_launch(name: str | Path) -> Path:
     return path.resolve()
 
 
-def read_launch(name: str | Path) -> Launch:
+def read_launch(name: str | Path | None) -> Launch:
     """Read an accelerate configuration, found as by `find_launch`."""
     path = find_launch(name)
     try:

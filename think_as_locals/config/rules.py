@@ -69,13 +69,8 @@ def rule_faults(config: BaseModel) -> list[str]:
             if isinstance(section, kind):
                 faults += rule(place, section)
         if isinstance(section, DataSection):
-            trains = isinstance(config, RunConfig) and place.startswith("data")
-            reason = (
-                _NO_PROMPT_LIMIT.get(type(config), _NOT_TRAINING_ITEMS)
-                if place.startswith("data")
-                else _NOT_TRAINING_ITEMS
-            )
-            faults += _data_faults(place, section, None if trains else reason)
+            own = None if isinstance(config, RunConfig) else _NO_PROMPT_LIMIT.get(type(config), _NOT_TRAINING_ITEMS)
+            faults += _data_faults(place, section, own if place.startswith("data") else _NOT_TRAINING_ITEMS)
     for whole, kind in _RECIPE_RULES.items():
         if isinstance(config, kind):
             faults += whole(config)

@@ -30,9 +30,9 @@ _TOKENIZER = {
 _MODEL = {*("config.json", "generation_config.json", "model.safetensors.index.json", "LICENSE"), TRAINING_ITEMS_FILE}
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|adapter_model\.safetensors")
 _ADAPTER = "adapter_config.json"
-_COUNTRY = "scpo.json"  # the figures of the country that a reward model is for
+_FIGURES = "scpo.json"  # the figures of the country that a reward model is for
 _GENERATED = re.compile(
-    rf"{'|'.join(map(re.escape, (CARD, RESULTS, _COUNTRY)))}|prompt/\w+\.txt|(carb|probes)/[\w.-]+\.json"
+    rf"{'|'.join(map(re.escape, (CARD, RESULTS, _FIGURES)))}|prompt/\w+\.txt|(carb|probes)/[\w.-]+\.json"
 )
 
 
@@ -110,7 +110,7 @@ def _about(run: JudgeRun | SteeredRun) -> Iterator[HubFile]:
         for name, text in sorted(prompt_texts(run.settings.prompt).items()):
             yield HubFile(f"prompt/{name.removesuffix('.txt')}.txt", f"{text}\n".encode(), generated=True)
     else:
-        yield _json_file(_COUNTRY, run.figures)
+        yield _json_file(_FIGURES, run.figures)
     for result in run.results:
         for stage, path in (("carb", result.path), ("probes", result.probes)):
             if path:

@@ -89,13 +89,12 @@ def steps_of(config: GrpoConfig, launch: Launch, items: int) -> int:
 
 def estimates(config: GrpoConfig | ScpoConfig, items: int, judgements: int = 0) -> list[tuple[str, str]]:
     """Return for a plan the memory that a training takes, and on GPUs the hours of a judge's."""
-    name = config.run.launch or "single"
-    launch = read_launch(name)
+    launch = read_launch(config.run.launch)
     try:
         counts = memory.count(config)
     except ConfigError as error:
         return [("memory", str(error))]
-    of = f"each GPU of launch/{name}.yaml" if config.model.requires_gpu else "memory in addition to torch itself"
+    of = f"each GPU of launch/{launch.name}.yaml" if config.model.requires_gpu else "memory in addition to torch itself"
     needed = f"about {memory.needed_bytes(config, launch, counts) / memory.GB:.1f} GB of {of}"
     rows = [("memory", f"{needed}; for other launch files: tal doctor --launch")]
     if isinstance(config, RunConfig) and config.model.requires_gpu:

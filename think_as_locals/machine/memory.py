@@ -359,7 +359,7 @@ def fitting_command(
     It tries more sharding first, then a vLLM that is divided among GPUs, then an adapter.
     """
     plain = [text for text in overrides if not text.startswith("rollout.gpu_memory_utilization=")]
-    files = ("gpu8_zero2", "gpu8_zero3", "nodes_zero3") if gpus > 1 else ("single",)
+    files = ("gpu8_zero2", "gpu8_zero3", "nodes_zero3") if gpus > 1 else (None,)
     colocated = not isinstance(config, ScpoConfig) and config.rollout.backend == "vllm_colocate"
     divided = [[f"{TENSOR_PARALLEL}={ranks}"] for ranks in (2, 4, 8) if colocated and gpus % ranks == 0]
     for adapter in [[], ["lora=rank16"]][: 1 if config.lora else 2]:
@@ -374,6 +374,6 @@ def fitting_command(
                 launch = replace(file, processes=gpus * file.machines)
                 if needed_bytes(tried, launch, counts) <= gpu:
                     number = [] if launch.processes == file.processes else ["--num_processes", str(launch.processes)]
-                    words = ["--config_file", f"launch/{name}.yaml", *number, recipe, *words]
+                    words = ["--config_file", f"launch/{file.name}.yaml", *number, recipe, *words]
                     return shlex.join(["accelerate", "launch", *words])
     return None

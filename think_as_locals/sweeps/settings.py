@@ -59,7 +59,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return ours, [text for text in overrides if text not in ours]
 
 
-def load_settings(overrides: Sequence[str], launch: str = "single") -> Settings:
+def load_settings(overrides: Sequence[str], launch: str | None = None) -> Settings:
     """Compose and validate a sweep's own settings; `launch` is the file of launch/ where these name none."""
     chosen = [text.partition("=")[2] for text in overrides if text.startswith("sweep=")]
     option = chosen[-1] if chosen else "local"

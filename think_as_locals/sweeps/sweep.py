@@ -55,7 +55,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
     ours, theirs = split_overrides(overrides)
     space = parse(theirs)
     composed = compose_recipe(recipe, space.fixed)
-    settings = load_settings(ours, str(composed["run"]["launch"] or "single"))
+    settings = load_settings(ours, composed["run"]["launch"])
     space = replace(space, variants=composed.get("variants", {}))
     section = settings.section
     # For a search these are the extremes of what it may propose, so that it fails now and not job by job.
@@ -136,7 +136,7 @@ class Sweep:
         if self.received:
             return None
         _, rows = read_job_results(self.folder, self.combinations, stop_requested=False)
-        scores = {row.name: row.measured["accuracy"] for row in rows if row.measured and row.state == "done"}
+        scores = {row.name: row.evaluated["accuracy"] for row in rows if row.evaluated and row.state == "done"}
         return [scores.get(job.name) for job in jobs]
 
     def print_end(self, name: str) -> None:
@@ -169,7 +169,7 @@ class JobResult:
     combination: Combination
     state: State
     status: int | None  # exit status, if there is one
-    measured: dict[str, Any] | None  # after its last step: accuracy, ci95, n, step and trained_on
+    evaluated: dict[str, Any] | None  # after its last step: accuracy, ci95, n, step and trained_on
     test: dict[str, Any] | None  # the same on test items
     log: str
 
@@ -191,11 +191,11 @@ def read_job_results(
     metric = Metric("validation" if validated else "test", flips)
     rows = []
     for name, combination in combinations.items():
-        measured, tested = (metric.of(by[name]) if name in by else None for by in (chosen, found[TEST]))
+        evaluated, tested = (metric.of(by[name]) if name in by else None for by in (chosen, found[TEST]))
         status = read_status(sweep / JOBS / name)
         state = job_state(status, stop_requested)
-        rows.append(JobResult(name, combination, state, status, measured, tested, f"{JOBS}/{name}/{LOG}"))
-    rows.sort(key=lambda r: (_STATES.index(r.state), -r.measured["accuracy"] if r.measured else 1.0, r.name))
+        rows.append(JobResult(name, combination, state, status, evaluated, tested, f"{JOBS}/{name}/{LOG}"))
+    rows.sort(key=lambda r: (_STATES.index(r.state), -r.evaluated["accuracy"] if r.evaluated else 1.0, r.name))
     return metric, rows
 
 
@@ -207,7 +207,7 @@ def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tup
     items = f"{metric.set} items{' of whole flip sets' if metric.flips else ''}"
     caption = f"Accuracy on {items} after the last step, with n and 95 % intervals by question group; best first. "
     caption += "Verdict-only: by the last verdict tag, whatever the format."
-    if any(found and found["trained_on"] for row in rows for found in (row.measured, row.test)):
+    if any(found and found["trained_on"] for row in rows for found in (row.evaluated, row.test)):
         caption += " † The judge was trained on some of these items."
     headings = ["job", "accuracy", "95 % interval", "verdict-only", "n"]
     headings += ["test accuracy", "test verdict-only", "test n", "step", "ended"]
@@ -221,10 +221,10 @@ def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tup
 def _cells(row: JobResult) -> list[str]:
     name = " ".join(row.combination) or row.name
     ended = f"failed, status {row.status or 'unknown'}" if row.state == "failed" else row.state
-    if row.measured is None or row.test is None:
+    if row.evaluated is None or row.test is None:
         return [name, *[""] * 8, ended]
-    (accuracy, interval, *both), (test, _, *test_both) = map(_figures, (row.measured, row.test))
-    return [name, accuracy, interval, *both, test, *test_both, str(row.measured["step"]), ended]
+    (accuracy, interval, *both), (test, _, *test_both) = map(_figures, (row.evaluated, row.test))
+    return [name, accuracy, interval, *both, test, *test_both, str(row.evaluated["step"]), ended]
 
 
 def _figures(found: Mapping[str, Any]) -> tuple[str, str, str, str]:
