@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from think_as_locals.data import load
 from think_as_locals.data.load import describe_items
 from think_as_locals.data.overlap import check_overlaps, find_overlaps
 from think_as_locals.data.splits import select
-from think_as_locals.engines import Messages, sample_all
+from think_as_locals.engines import sample_all
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.scored import with_cultures
 from think_as_locals.evaluation.statistics import estimate_mean
@@ -41,6 +42,7 @@ from think_as_locals.evaluation.tasks import (
     quality,
     questions_of,
     samplings,
+    user_turn,
 )
 from think_as_locals.integrations.trl_reward import judge_reward
 from think_as_locals.machine.hours import estimates, steps_of
@@ -137,7 +139,7 @@ def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: St
     model, rows = str(config.model.path), list[dict[str, Any]]()
     chat = load_chat(config, model)
     columns: dict[str, list[Any]] = {name: [getattr(i, name) for i in data.train] for name in ("culture", "language")}
-    dataset = Dataset.from_dict({"prompt": [_messages(item.prompt) for item in data.train], **columns})
+    dataset = Dataset.from_dict({"prompt": [user_turn(item) for item in data.train], **columns})
     checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit)
     with unsharded():  # each rank has a whole reward model
         rm = load_reward_model(config.rm, config.seed)
@@ -148,7 +150,7 @@ def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: St
             *(trainer, config, folder, signals, console),
             evaluate=partial(answer, config, trainer, data, folder),
             file_of=folder.answers,
-            take_rows=partial(_take, rows),
+            take_rows=lambda: [rows.pop(0) for _ in range(len(rows))],
         )
     save_model(trainer, model, config.model, folder, AutoModelForCausalLM)
     trainer.accelerator.free_memory()
@@ -178,12 +180,6 @@ def recorded(reward: RewardFunction, rows: list[dict[str, Any]]) -> RewardFuncti
     return rewards
 
 
-def _take(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    taken = rows.copy()
-    rows.clear()
-    return taken
-
-
 def answer(
     config: PolicyConfig, trainer: GroupTrainer, data: PolicyData, folder: RunFolder, step: int
 ) -> dict[str, float]:
@@ -192,7 +188,7 @@ def answer(
     with torch.random.fork_rng(), policy_engine(trainer, config.eval.batch_size) as engine:
         for name, section in config.tasks.items():
             mine = share_of_rank(trainer, list(enumerate(data.questions[name])))
-            prompts = [_messages(each.item.prompt) for _, each in mine]
+            prompts = [user_turn(each.item) for _, each in mine]
             sampled = (
                 [sample_all(engine, prompts, sampling) for sampling in samplings(section, config.seed)] if mine else []
             )
@@ -209,12 +205,8 @@ def answer(
     for name in (name for name, section in config.tasks.items() if section.scorer is None):
         pairs = zip(data.questions[name], answers[name], strict=True)
         values = [quality(question, text) for question, texts in pairs for text in texts]
-        metrics[f"eval/{name}/quality"] = sum(values) / len(values)
+        metrics[f"eval/{name}/quality"] = fmean(values)
     return metrics
-
-
-def _messages(prompt: str) -> Messages:
-    return [{"role": "user", "content": prompt}]
 
 
 def write_answers(path: Path, answers: Answers, questions: Mapping[str, Sequence[Question]]) -> None:
@@ -273,7 +265,7 @@ def _summary(rows: Sequence[tuple[Item, dict[str, Any]]], config: PolicyConfig, 
     bounds |= {"after": bounds["before"], "gain": (-most, most)}
 
     def part(of: Sequence[tuple[Item, dict[str, Any]]]) -> dict[str, Any]:
-        columns = {side: [_mean(row[side]["qualities"]) for _, row in of] for side in ("before", "after")}
+        columns = {side: [fmean(row[side]["qualities"]) for _, row in of] for side in ("before", "after")}
         columns["gain"] = [new - old for old, new in zip(*columns.values(), strict=True)]
         how = [item.group for item, _ in of], config.eval.bootstrap_samples, config.seed
         return {
@@ -282,10 +274,6 @@ def _summary(rows: Sequence[tuple[Item, dict[str, Any]]], config: PolicyConfig, 
         }
 
     return with_cultures(rows, part, lambda each: each[0])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def table(found: Mapping[str, Any]) -> Table:

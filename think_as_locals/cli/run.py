@@ -153,7 +153,7 @@ def _doctor(arguments: Namespace) -> None:
     from think_as_locals.machine.doctor import examine, query_model
 
     config = load_config(arguments.recipe, arguments.overrides) if arguments.recipe else None
-    launch = read_launch(arguments.launch or (config and config.run.launch))
+    launch = read_launch(arguments.launch or (config.run.launch if config else None))
     findings = examine(config, launch)
     if arguments.model:
         findings += query_model(arguments.model, arguments.backend, arguments.prompt)

@@ -60,11 +60,7 @@ def by_response(request: Request) -> str:
 
 def content_key(prompt: str, response: str) -> str:
     """Return the key of a response to a prompt."""
-    return _content_digest(prompt, response)
-
-
-def _content_digest(*content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps((prompt, response)).encode()).hexdigest()[:32]
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False)  # `json.dumps` makes one for each value

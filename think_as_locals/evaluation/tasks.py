@@ -148,7 +148,7 @@ def draw(
     engine, identity, chunk_size = load_policy(section.policy)
     with closing(engine):
         for number, sampling in enumerate(samplings(section, seed), start=1):
-            sampler = Sampler(engine, sampling, chunk_size, _conversation, lambda request: request.item.prompt)
+            sampler = Sampler(engine, sampling, chunk_size, lambda r: user_turn(r.item), lambda r: r.item.prompt)
             drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
             path = folder.journal(f"candidate-{number}")
             advance_bar = advance(bar, f"candidate {number} of {section.num_candidates}")
@@ -188,8 +188,9 @@ def samplings(section: TaskSection, seed: int) -> Iterator[Sampling]:
         )
 
 
-def _conversation(request: Request) -> Messages:
-    return [{"role": "user", "content": request.item.prompt}]
+def user_turn(item: Item) -> Messages:
+    """Return an item's prompt as a conversation."""
+    return [{"role": "user", "content": item.prompt}]
 
 
 def qualities(

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -48,11 +47,6 @@ TokenRow = dict[
 IGNORED = -100  # the label of tokens that no loss counts
 
 
-@lru_cache(maxsize=1)  # for all requests about an item
-def _by_length(prompt: str) -> tuple[int, str]:
-    return len(prompt), prompt
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseScorer(RewardModel):
     """A reward model that scores one response at a time; `seed` decides only the order within predictions."""
@@ -77,7 +71,7 @@ class ResponseScorer(RewardModel):
         return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
 
     def sort_key(self, request: Request) -> tuple[int, str]:
-        return _by_length(request.item.prompt)  # responses to one prompt are cheaper together
+        return len(request.item.prompt), request.item.prompt  # responses to one prompt are cheaper together
 
     score_requests = requests
 
