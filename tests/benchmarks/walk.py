@@ -55,10 +55,19 @@ class Walk:
         self._times = self.folder / "times.json"
         self.times: dict[str, list[float]] = json.loads(self._times.read_text()) if self._times.is_file() else {}
 
+    @contextmanager
+    def started(self, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a command of `tal` as the run of a name, or continue it; at the end, wait for it."""
+        command = [sys.executable, "-m", "think_as_locals", "-q", *words]
+        with subprocess.Popen([*command, f"run.dir={self.folder}", f"run.name={name}", "run.resume=auto"]) as process:
+            yield process
+        if process.returncode:
+            raise SystemExit(f"{name} ended with status {process.returncode}")
+
     def tal(self, name: str, *words: str) -> None:
-        """Run a command of `tal` as the run of a name, or continue it."""
-        words = (*words, f"run.dir={self.folder}", f"run.name={name}", "run.resume=auto")
-        subprocess.run([sys.executable, "-m", "think_as_locals", "-q", *words], check=True)
+        """Run such a command."""
+        with self.started(name, *words):
+            pass
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -123,12 +132,15 @@ def main(blend: str, folder: Path) -> None:
     if not shown.is_file():
         with walk.timed("demonstrations"), served(walk.model("teacher")):
             walk.tal("shown", "demonstrate", *teacher, *mix(blend), "tries=2")
-    with walk.timed("fresh judge"):
-        few = [f"sft.data={shown}", "sft.max_steps=1200", "eval.max_items=120", "grpo.max_steps=15"]
-        walk.tal("fresh", "run", "quickstart", *few, *mix(blend), *SETS, f"eval.sets.blend_of_four.data.path={blend}")
-    with walk.timed("ablations"):
-        base = ["sft=null", "model.scratch=null", f"model.path={walk.model('base')}", "eval.every_steps=30"]
-        walk.tal("ablations", "run", "-m", "ablations_quickstart", *base, "sweep=joblib", "hydra.launcher.n_jobs=2")
+    few = [f"sft.data={shown}", "sft.max_steps=1200", "eval.max_items=120", "grpo.max_steps=15", *mix(blend)]
+    few += [*SETS, f"eval.sets.blend_of_four.data.path={blend}"]
+    with walk.timed("fresh judge and ablations"), walk.started("fresh", "run", "quickstart", *few) as fresh:
+        base = walk.model("base")
+        while not base.is_dir() and fresh.poll() is None:
+            time.sleep(1)
+        # Beside the fresh judge's GRPO, since they start from its cold start too.
+        words = ["sft=null", "model.scratch=null", f"model.path={base}", "eval.every_steps=30"]
+        walk.tal("ablations", "run", "-m", "ablations_quickstart", *words, "sweep=joblib", "hydra.launcher.n_jobs=3")
     with walk.timed("policies, beside the others"):
         policies.join()
     with walk.timed("downstream"):
