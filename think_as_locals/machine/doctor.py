@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from netrc import NetrcParseError, netrc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -28,7 +29,7 @@ from think_as_locals.machine.preflight import existing, missing_for, model_fault
 from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver
 from think_as_locals.runtime.output import quiet_transformers
 from think_as_locals.runtime.processes import cores
-from think_as_locals.runtime.run_folder import environment
+from think_as_locals.runtime.run_folder import RunFolder, environment
 from think_as_locals.types import ConfigError, Item, PreflightError
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ JUDGEMENTS = 20  # that a model is asked for
 
 def query_model(path: str, backend: Backend, prompt: str | None) -> list[Finding]:
     """Ask a model for a few judgements of our culture cards, with its own or another prompt, and check their format."""
+    from think_as_locals.evaluation.report import FROM_SCRATCH, is_randomly_initialised
     from think_as_locals.reward_models.judge import Judge
 
     if fault := model_fault(path, revision=None):
@@ -179,7 +181,10 @@ def query_model(path: str, backend: Backend, prompt: str | None) -> list[Finding
     changes: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
     items = select(tuple(read(load_data_config(["data=culture_cards"]).data, 0)), JUDGEMENTS)
     with Judge.load(path, backend, **changes) as judge:
-        return list(check_format(judge, items))
+        findings = list(check_format(judge, items))
+    if is_randomly_initialised(RunFolder(Path(path).parent)):
+        findings.append(Finding("format", FROM_SCRATCH))
+    return findings
 
 
 def check_format(judge: Judge, items: Sequence[Item]) -> Iterator[Finding]:
