@@ -351,16 +351,18 @@ def _remarks(analysis: str, num_responses: int) -> list[str]:
     return list(remarks.values())
 
 
-def _content(text: str, language: str) -> list[str]:
+@lru_cache(256)
+def _content(text: str, language: str) -> tuple[str, ...]:
     """Return the content words of a text; in scripts without spaces all words, if any is one."""
     words, stop = _words(text), _stop_words(language)
     if _writing(language) in _SPACELESS:
         rest = _stop_words_pattern(language).sub("", "".join(words)) if stop else "".join(words)
-        return words if _size(rest) >= _WORD else []
+        return words if _size(rest) >= _WORD else ()
     many = (word for word in words if word not in stop and (len({*word}) > 1 or word > "\u3040"))  # but not "aaa"
-    return [word for word in many if _size(word) >= _WORD]
+    return tuple(word for word in many if _size(word) >= _WORD)
 
 
+@lru_cache(256)
 def _content_set(text: str, language: str) -> frozenset[str]:
     """Return the content of a remark as a set, to compare remarks: words, or letters in scripts without spaces."""
     words = _content(text, language)
@@ -410,34 +412,43 @@ def _stop_words(language: str) -> frozenset[str]:
 
 def _size(text: str) -> int:
     """Return the number of letters and vowel signs; an ideograph counts as three, a Hangul syllable as two."""
-    return sum(
-        2 if "\uac00" <= c <= "\ud7a3" else 3 if "\u3040" <= c <= "\ud7ff" or c > "\uffff" else 1
-        for c in text
-        if c.isalpha() or "VOWEL SIGN" in unicodedata.name(c, "")  # a letter in Hindi, but a mark in Unicode
-    )
+    return sum(map(_SIZES.__getitem__, text))
 
 
 def _letter_kinds(text: str) -> set[str]:
     return {unicodedata.name(c, "").partition(" ")[0] for c in text if c.isalpha()}
 
 
+class _Sizes(dict[str, int]):
+    """What each character counts as; looked up once, and few texts have rare ones."""
+
+    def __missing__(self, c: str) -> int:
+        size = 0
+        if c.isalpha() or "VOWEL SIGN" in unicodedata.name(c, ""):  # a letter in Hindi, but a mark in Unicode
+            size = 2 if "\uac00" <= c <= "\ud7a3" else 3 if "\u3040" <= c <= "\ud7ff" or c > "\uffff" else 1
+        if ord(c) <= _BASIC_PLANE:  # so that no text fills the memory
+            self[c] = size
+        return size
+
+
 class _Characters(dict[int, int | str | None]):
-    """What `str.translate` makes of each character in words; looked up once, and few texts have rare ones."""
+    """What `str.translate` makes of each character in words; looked up once as well."""
 
     def __missing__(self, code: int) -> int | str | None:
         # Letters, marks (vowels in Thai or Hindi) and numbers; invisible characters do not separate words.
         kind = unicodedata.category(chr(code))
         found = code if kind[0] in "LMN" else None if kind == "Cf" else " "
-        if code <= _BASIC_PLANE:  # so that no text fills the memory
+        if code <= _BASIC_PLANE:
             self[code] = found
         return found
 
 
-_CHARACTERS = _Characters()
+_SIZES, _CHARACTERS = _Sizes(), _Characters()
 
 
-def _words(text: str) -> list[str]:
-    return _composed(text).casefold().translate(_CHARACTERS).split()
+@lru_cache(256)  # the texts of an item, and parts of a completion, are looked at many times
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(_composed(text).casefold().translate(_CHARACTERS).split())
 
 
 def _composed(text: str) -> str:
@@ -445,6 +456,7 @@ def _composed(text: str) -> str:
     return "".join(unicodedata.normalize("NFKC", text[i : i + 500]) for i in range(0, len(text), 500))
 
 
+@lru_cache(64)
 def _grams(text: str, language: str) -> frozenset[str]:
     return _pieces([("" if _writing(language) in _SPACELESS else " ").join(_words(text))], _GRAM)
 
