@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -227,8 +228,14 @@ def _make_small_run(folder: Path) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """Import all there is to test, without the search for garbage that would cost more than some tests do."""
-    with loading():
+    """Import all there is to test, without the search for garbage that would cost more than some tests do.
+
+    The workers do it one after another, so that the first one alone rewrites all assertions, for four CPU seconds.
+    """
+    with loading(), ExitStack() as stack:
+        if shared := os.environ.get(WARM):
+            stack.enter_context(FileLock(f"{shared}/collection.lock"))
+            stack.enter_context(pytest.MonkeyPatch.context()).setattr(sys, "dont_write_bytecode", False)
         return (yield)
 
 
