@@ -128,13 +128,14 @@ def test_neutralise_removes_overlapping_special_tokens(text: str, tokens: tuple[
 @pytest.mark.parametrize("family", FAMILIES)
 def test_neutralise_removes_special_tokens_for_any_tokenizer(family: str) -> None:
     tokens, tried, unbroken = FAMILIES[family], 0, 0
+    texts = [f"so {form} then" for token in tokens for form in disguises(token)]
+    harmless = {text: neutralise(text, tokens) for text in texts}
+    assert all(neutralise(safe, tokens) == safe for safe in harmless.values())
     for kind, (name, normalizer), special in product(KINDS, NORMALIZERS.items(), (True, False)):
         made = tokenizer(kind, tokens, normalizer, special=special, normalized=not special)  # as tokens are by default
         control = {made.token_to_id(token) for token in tokens}
-        for text in (f"so {form} then" for token in tokens for form in disguises(token)):
-            safe = neutralise(text, tokens)
-            assert control.isdisjoint(made.encode(safe).ids), (kind, name, special, text)
-            assert neutralise(safe, tokens) == safe
+        for text in texts:
+            assert control.isdisjoint(made.encode(harmless[text]).ids), (kind, name, special, text)
             tried, unbroken = tried + 1, unbroken + (not control.isdisjoint(made.encode(text).ids))
     assert tried > 4_000
     assert unbroken > 0.2 * tried
@@ -167,8 +168,8 @@ PIECES = ["<", "< ", "</", "<response", "<response ", "<verdict></verdict>", " "
     [*((piece * 4_000, piece * 40_000) for piece in PIECES), *[("<" + " " * 20_000, "<" + " " * 200_000)]],
 )
 def test_neutralise_takes_linear_time(small: str, large: str) -> None:
-    least = max(cpu_seconds(lambda: neutralise(small, SPECIAL)), 1e-4)
-    assert cpu_seconds(lambda: neutralise(large, SPECIAL)) < 30 * least
+    limit = 30 * max(cpu_seconds(lambda: neutralise(small, SPECIAL)), 1e-4)
+    assert cpu_seconds(lambda: neutralise(large, SPECIAL), limit) < limit
 
 
 # --- one pass ---
