@@ -237,6 +237,6 @@ def test_flash_kernel_receives_trunk_and_branches_as_batch_rows() -> None:
     packed = packing.pack(prompts, completions)
     assert packed.positions[0].tolist() == [*range(6), 6, 7, 8, 9, 6, 7, *range(6, 11), *range(3)]
     values, _ = packing.log_probs(model, packed)
-    # In each of two layers: the trunk, its three branches padded to the longest, and a branch without a trunk.
-    assert shapes == [(1, 6, 6), (3, 5, 11), (1, 3, 3)] * 2
+    # The trunk, in the first of two layers; its three branches padded to the longest, and a branch without a trunk.
+    assert shapes == [(1, 6, 6), *([(3, 5, 11), (1, 3, 3)] * 2)]
     torch.testing.assert_close(values, torch.cat(separately(reference, prompts, completions)), atol=1e-5, rtol=1e-5)

@@ -314,7 +314,7 @@ class PackedAttention:
         self._kernel = kernel
 
     def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return a layer's attention (1, L, H, D), given query (1, H, L, D), key and value (1, H_kv, L, D)."""
         if (prompts := kwargs.pop(PROMPTS, None)) is not None:
@@ -329,7 +329,10 @@ class PackedAttention:
             query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
         outputs = []
         for group in packed.groups:
-            if group.trunk.start != group.trunk.stop:
+            if module.layer_idx == module.config.num_hidden_layers - 1:  # nothing reads what the trunk attends to
+                shape = (1, group.trunk.stop - group.trunk.start, query.shape[1], value.shape[3])
+                outputs.append(query.new_zeros(shape))
+            elif group.trunk.start != group.trunk.stop:
                 trunk = (tensor[:, :, group.trunk] for tensor in (query, key, value))
                 outputs.append(self._kernel(module, *trunk, None, **kwargs)[0])
             outputs.append(self._branches(module, query, key, value, group, kwargs))
