@@ -44,7 +44,7 @@ def words(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
         *("run", "recipes/carb.yaml", f"run.dir={folder}", "run.name=three", "data=quickstart_cards"),
         *("data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=12", "data.test_share=0.25"),
         *("data.languages=[en]", "data.split=pairing", "eval.items=test", "eval.bootstrap_samples=200"),
-        *("eval.max_items=16", "eval.probes=true", f"eval.candidates={rows}", "eval.tournament_size=8"),
+        *("eval.max_items=16", "eval.probes=true", f"eval.candidates={rows}"),
         *("rms.mine=judge", f"rms.mine.path={small_run / 'model'}", "rms.mine.orders=4", "rms.mine.chunk_size=16"),
         *("rms.random=classifier", f"rms.random.path={small_run / 'model'}", "rms.random.new_head_seed=0"),
     ]
@@ -156,7 +156,7 @@ def test_probes_and_selections_are_written(evaluation: Path) -> None:
 
 def test_probe_edits_from_file_are_used_and_missing_ones_counted(tal: Tal, tmp_path: Path) -> None:
     words = ["data=quickstart_cards", "data.groups=[gift_taboo]", "data.languages=[en]", "data.sets_per_group=1"]
-    items = evaluate.load_items(load_config("recipes/carb.yaml", words))  # type: ignore[arg-type]
+    items = evaluate.load_data(load_config("recipes/carb.yaml", words)).items  # type: ignore[arg-type]
     rows = [{"item": items[0].id, "probe": "RP", "prompt": f"So: {items[0].prompt}"}]
     file = write(tmp_path / "edits.jsonl", rows)
     run = ["run", "recipes/carb.yaml", *words, f"run.dir={tmp_path}", "run.name=edited", "eval.bootstrap_samples=20"]

@@ -57,11 +57,7 @@ def plan(config: DemonstrationConfig, items: Sequence[Item]) -> list[tuple[str, 
 
 
 def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -> None:
-    """Ask a teacher about items, and write its right completions to the folder's `demonstrations.jsonl`.
-
-    Each try is about the items that were not judged right before. Its answers are kept in a journal, so that a run that
-    was killed does not ask again.
-    """
+    """Ask a teacher about items, and write its right completions to the folder's `demonstrations.jsonl`."""
     quiet_transformers()
     console, tally = progress_console(), YieldCounter(items, _OUTCOMES, marks=["hinted"])
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)

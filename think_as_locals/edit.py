@@ -56,11 +56,7 @@ def plan(config: EditConfig, items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
-    """Ask a model for edits of items, and write those that keep the rules to the folder's `edits.jsonl`.
-
-    Each try is about the items that have no such edit yet. Its answers are kept in a journal, so that a run that was
-    killed does not ask again.
-    """
+    """Ask a model for edits of items, and write those that keep the rules to the folder's `edits.jsonl`."""
     quiet_transformers()
     console = progress_console()
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)

@@ -13,7 +13,7 @@ from typing import Any
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 
-from think_as_locals.config.model_schema import EvaluationConfig, QuerySection, SampleConfig, SampleSection
+from think_as_locals.config.model_schema import EvaluationConfig, QuerySection, SampleConfig
 from think_as_locals.data import read
 from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, no_edit_reason, of_items, read_edits
 from think_as_locals.data.load import Candidates, describe_items, load_side, read_candidates
@@ -49,6 +49,9 @@ from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
 
+_CONSISTENCY_K = 1.0  # of cross-lingual consistency, exp(-k |change|); the paper does not publish its value
+_TOURNAMENT_SIZE = 4  # candidates that a judge compares at a time; scalar reward models score each one
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationData:
@@ -63,7 +66,8 @@ class EvaluationData:
 
 def load_data(config: EvaluationConfig) -> EvaluationData:
     """Load everything that an evaluation is about; a DataError names a fault."""
-    items, candidates = load_items(config), config.eval.candidates
+    items = load_side(config.data, config.seed, config.eval.items)
+    items, candidates = select(items, config.eval.max_items, BREAKDOWNS["cell"]), config.eval.candidates
     return EvaluationData(
         items=items,
         candidates=read_candidates(Path(candidates).expanduser()) if candidates else [],
@@ -78,7 +82,7 @@ def plan(config: EvaluationConfig, data: EvaluationData) -> list[tuple[str, str]
     return [
         ("reward models", ", ".join(config.rms)),
         ("items", f"{describe_items(data.items)} ({config.data.source}, {config.eval.items})"),
-        *(_plan_candidates(config.sample, data.questions) if config.sample else ()),
+        *plan_sample(config, data.questions),
         ("memory", "estimated only for training"),
     ]
 
@@ -88,20 +92,12 @@ def load_questions(config: SampleConfig) -> list[Question]:
     return questions_of(config.sample, config.seed)
 
 
-def plan_sample(config: SampleConfig, questions: Sequence[Question]) -> list[tuple[str, str]]:
-    """Return what `sample` would do."""
-    return _plan_candidates(config.sample, questions)
-
-
-def _plan_candidates(section: SampleSection, questions: Sequence[Question]) -> list[tuple[str, str]]:
+def plan_sample(config: SampleConfig | EvaluationConfig, questions: Sequence[Question]) -> list[tuple[str, str]]:
+    """Return what sampling candidates would do; nothing for an evaluation that samples none."""
+    if (section := config.sample) is None:
+        return []
     drawn = f"{section.num_candidates} per question from {section.policy.name} ({section.task})"
     return [("candidates", drawn), ("questions", describe_items([question.item for question in questions]))]
-
-
-def load_items(config: EvaluationConfig) -> Sequence[Item]:
-    """Load the items to evaluate on."""
-    items = load_side(config.data, config.seed, config.eval.items)
-    return select(items, config.eval.max_items, BREAKDOWNS["cell"])
 
 
 def _load_edits(config: EvaluationConfig, items: Sequence[Item]) -> Edits:
@@ -123,10 +119,7 @@ def _load_edits(config: EvaluationConfig, items: Sequence[Item]) -> Edits:
 def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers: Peers = ALONE) -> None:
     """Evaluate reward models one after the other, and write the leaderboard.
 
-    If the data have questions, a policy draws the candidates first, and the downstream validity comes last. A reward
-    model that has its files in the folder is done, and no answer in a journal is asked for again. If one fails, the
-    others go on; the evaluation then ends with status 1, and a resumed run tries it again. Several processes of a
-    launch share the requests, and the main one writes.
+    If one fails, the others go on; the evaluation then ends with status 1, and a resumed run tries it again.
     """
     quiet_transformers()
     console = progress_console(is_main=peers.is_main)
@@ -144,7 +137,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
             baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
     failed, judgements = [], dict[Path, Judgements]()
     for name in config.rms:
-        record = folder.failure(name)
+        record = folder.result("failed", name)
         try:
             RewardModelEvaluation(config, name, data, folder, console, peers, judgements).run()
             record.unlink(missing_ok=True)
@@ -283,7 +276,7 @@ class RewardModelEvaluation:
                 self.data.presented,
                 self.data.edits or {},
                 collector.scores,
-                k=config.eval.consistency_k,
+                k=_CONSISTENCY_K,
                 samples=config.eval.bootstrap_samples,
                 seed=config.seed,
                 reason=no_edit_reason if config.eval.probes is True else lambda *_: "the file has no such edit of it",
@@ -297,7 +290,7 @@ class RewardModelEvaluation:
         """Measure which candidates it selects, and how good these are if that is known."""
         config, section, rows = self.config, self.config.rms[self.name], self.data.candidates
         if isinstance(section, QuerySection) and section.protocol == "listwise":
-            chosen = tournament(rows, collector.scores, config.eval.tournament_size, config.seed)
+            chosen = tournament(rows, collector.scores, _TOURNAMENT_SIZE, config.seed)
         else:
             chosen = best_scored(rows, collector.scores, config.seed)
         if not self.peers.is_main:

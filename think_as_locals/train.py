@@ -58,7 +58,7 @@ def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
     weights, path = config.reward.weights.items(), config.model.path or "a randomly initialised model"
     return [
         ("training", f"{path}: {sft}GRPO, {steps:,} steps of {batch:,} completions"),
-        ("training items", f"{describe_items(data.train)} ({', '.join(config.sources)})"),
+        ("training items", f"{describe_items(data.train)} ({', '.join(config.data.sources)})"),
         ("rollouts", f"{grpo.num_generations} per prompt, up to {grpo.max_completion_length} tokens each"),
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"set {name}", f"{describe_items(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
@@ -72,7 +72,7 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
     quiet_transformers()
     is_main = PartialState().is_main_process
     console = progress_console(is_main=is_main)
-    trained = ", ".join(f"{data.sources.count(name):,} of {name}" for name in config.sources)
+    trained = ", ".join(f"{data.sources.count(name):,} of {name}" for name in config.data.sources)
     evaluated = ", ".join(f"{name} {len(each.items):,}" for name, each in data.sets.items())
     console.print(f"{config.run.name}: training items {trained}; evaluation items: {evaluated}", highlight=False)
     with StopSignals() as signals:
@@ -164,9 +164,10 @@ def write_beside(config: RunConfig, hashes: Iterable[str], folder: Path) -> None
 
 def over_long(config: RunConfig, model: str, data: TrainingData, console: Console) -> set[Item]:
     """Return (and report) the training items whose prompts exceed the `max_prompt_tokens` of their source."""
-    if all(source.max_prompt_tokens is None for source in config.sources.values()):
+    longest = {name: source.max_prompt_tokens for name, source in config.data.sources.items()}
+    if set(longest.values()) == {None}:
         return set()
-    limits = {item: config.sources[name].max_prompt_tokens for item, name in zip(data.train, data.sources, strict=True)}
+    limits = {item: longest[name] for item, name in zip(data.train, data.sources, strict=True)}
     items = [item for item, limit in limits.items() if limit is not None]
     found = dict[Item, int]()
     for reverse in (False, True) if config.reward.both_orders else (False,):

@@ -196,17 +196,17 @@ SETS = ["eval.sets.carb=carb", "eval.sets.carb.data.path=y", "eval.sets.carb.pro
 
 def test_mix_sources_and_eval_sets_are_added_by_name() -> None:
     loaded = load_recipe(GRPO, [*MIX, "data.weights={cards: 2, mine: 0.5}", *SETS])
-    assert {name: (data.source, data.path) for name, data in loaded.sources.items()} == {
+    assert {name: (data.source, data.path) for name, data in loaded.data.sources.items()} == {
         "cards": ("culture_cards", None),
         "mine": ("jsonl", "x"),
     }
-    assert loaded.sources["cards"].groups is not None
+    assert loaded.data.sources["cards"].groups is not None
     (carb,) = loaded.eval.sets.values()
     assert (carb.data.source, carb.items, carb.protocol, carb.orders) == ("carb", "all", "round_robin", 1)
     data = [place for place, section in sections(loaded) if isinstance(section, DataSection)]
     assert data == ["data.mix.cards", "data.mix.mine", "eval.sets.carb.data"]
     assert reloaded(loaded) == loaded
-    (own,) = load_recipe(QUICKSTART).sources.items()
+    (own,) = load_recipe(QUICKSTART).data.sources.items()
     assert own == ("culture_cards", load_recipe(QUICKSTART).data)
 
 
@@ -328,7 +328,7 @@ def test_recipe_key_can_be_dropped_for_a_mix(tmp_path: Path) -> None:
     recipe.write_text("defaults: [/config, _self_]\ndata: {split: pairing}\nmodel: {path: x, scratch: null}\n")
     assert "and drop this one (~data.split)" in message(recipe, *MIX)
     loaded = load_recipe(recipe, [*MIX, "~data.split"])
-    assert {name: data.split for name, data in loaded.sources.items()} == {"cards": "pairing", "mine": "group"}
+    assert {name: data.split for name, data in loaded.data.sources.items()} == {"cards": "pairing", "mine": "group"}
 
 
 @pytest.mark.parametrize("kind", group_options()["rm"])
@@ -536,7 +536,7 @@ def test_tal_paper_recipe_matches_the_paper() -> None:
     config = load_recipe("recipes/tal_paper.yaml")
     assert config.reward.weighted() == {"correctness": 1.0, "criteria_gain": 0.5}
     assert (config.grpo.loss_type, config.model.path) == ("grpo", "Qwen/Qwen2.5-7B-Instruct")
-    assert {name: part.path for name, part in config.sources.items()} == {
+    assert {name: part.path for name, part in config.data.sources.items()} == {
         "helpsteer3": "nvidia/HelpSteer3:preference",
         "care": "geyang627/CARE",
     }

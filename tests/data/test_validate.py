@@ -248,7 +248,7 @@ def test_closed_stdout_pipe_prints_no_error(tmp_path: Path) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read().strip() == b""
-    assert process.returncode == 1
+    assert process.returncode == 141  # as of any command whose reader ends
 
 
 def test_recognise_rejects_a_pipe(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from think_as_locals.config.schema import (
     Name,
     Orders,
     OwnName,
+    PolicyEvalSection,
     Recipe,
     RolloutSection,
     RunConfig,
@@ -45,24 +46,29 @@ class QuerySection(Section):
 VLLM_OPTIONS = ("tensor_parallel_size", "max_model_length", "gpu_memory_utilization", "quantization")
 
 
-class LocalModelSection(Section):
-    """A language model in this process."""
+class LoadedSection(Section):
+    """A model in this process."""
 
     path: ModelPath
     revision: str | None
-    backend: Literal["transformers", "vllm"]
     dtype: Dtype | None
-    chunk_size: PositiveInt
     batch_size: PositiveInt
-    tensor_parallel_size: PositiveInt
-    max_model_length: PositiveInt | None
-    gpu_memory_utilization: Share | None
-    quantization: str | None
 
     @property
     def name(self) -> str:
         """The model, for messages and tables."""
         return self.path
+
+
+class LocalModelSection(LoadedSection):
+    """A language model in this process."""
+
+    backend: Literal["transformers", "vllm"]
+    chunk_size: PositiveInt
+    tensor_parallel_size: PositiveInt
+    max_model_length: PositiveInt | None
+    gpu_memory_utilization: Share | None
+    quantization: str | None
 
     @property
     def vllm(self) -> dict[str, Any]:
@@ -109,21 +115,12 @@ class ServerSection(QuerySection, PolicyServerSection):
     max_completion_length: PositiveInt
 
 
-class ScorerSection(Section):
+class ScorerSection(LoadedSection):
     """A model in this process that scores whole responses."""
 
-    path: ModelPath
-    revision: str | None
-    dtype: Dtype | None
     device_map: Literal["auto"] | None
     chat_template_kwargs: TemplateKwargs
-    batch_size: PositiveInt
     max_length: PositiveInt | None
-
-    @property
-    def name(self) -> str:
-        """The model, for messages and tables."""
-        return self.path
 
 
 class ClassifierSection(ScorerSection):
@@ -221,12 +218,6 @@ class SampleConfig(Recipe):
 # The training of a policy with a reward model.
 
 
-class PolicyEvalSection(EvaluationSizeSection):
-    every_steps: PositiveInt
-    batch_size: PositiveInt
-    leaks: Literal["refuse", "report"]
-
-
 class PolicyConfig(Recipe):
     """The training of a policy: conf/policy.yaml."""
 
@@ -248,9 +239,7 @@ GrpoConfig = RunConfig | PolicyConfig
 class BenchmarkSection(EvaluationSizeSection):
     items: Literal["all", "test"]
     probes: bool | str
-    consistency_k: PositiveFloat
     candidates: str | None
-    tournament_size: Annotated[int, Field(ge=2, le=8)]
     too_long: TooLong
 
 

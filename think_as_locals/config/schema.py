@@ -320,12 +320,15 @@ class EvalSetSection(Section):
     orders: Orders
 
 
-class EvalSection(EvaluationSizeSection):
+class PolicyEvalSection(EvaluationSizeSection):
     every_steps: PositiveInt
     batch_size: PositiveInt
+    leaks: Literal["refuse", "report"]
+
+
+class EvalSection(PolicyEvalSection):
     too_long: TooLong
     sets: dict[OwnName, EvalSetSection]
-    leaks: Literal["refuse", "report"]
 
 
 class RunConfig(Recipe):
@@ -360,8 +363,3 @@ class RunConfig(Recipe):
         if self.sft and self.sft.data is not None and self.sft.biased_share is not None:
             keys["sft.data=null"] = "sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess"
         return keys
-
-    @property
-    def sources(self) -> dict[str, DataSection]:
-        """The sources of training items: those of a mix by their names, or the only one by its own."""
-        return self.data.sources

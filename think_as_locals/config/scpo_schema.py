@@ -106,8 +106,3 @@ class ScpoConfig(Recipe):
     scpo: ScpoSection
     lora: LoraSection | None
     eval: EvaluationSizeSection
-
-    @property
-    def sources(self) -> dict[str, DataSection]:
-        """As `RunConfig.sources`."""
-        return {self.data.source: self.data}

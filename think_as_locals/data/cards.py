@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from think_as_locals.config.schema import DataSection
 from think_as_locals.data.rows import size_of
 from think_as_locals.data.splits import flip_set_combinations
 from think_as_locals.runtime.files import read_json
 from think_as_locals.types import DataError, Item
-
-if TYPE_CHECKING:
-    from think_as_locals.config.schema import DataSection
 
 _CARDS = Path(__file__).with_name("cards")
 DOMAINS = ("commonsense", "value", "safety", "linguistic")

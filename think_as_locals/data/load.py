@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from think_as_locals.config.schema import DataSection, RunConfig
 from think_as_locals.data.fields import (
     Country,
     Identifier,
@@ -40,9 +41,6 @@ from think_as_locals.types import (
     first_of,
     shown,
 )
-
-if TYPE_CHECKING:
-    from think_as_locals.config.schema import DataSection, RunConfig
 
 
 def load(data: DataSection, seed: int = 0) -> Splits:
@@ -106,18 +104,18 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
 
     `eval.max_items` limits each set, with equally many items from each `cell`.
     """
-    splits = {name: load(data, config.seed) for name, data in config.sources.items()}
+    splits = {name: load(data, config.seed) for name, data in config.data.sources.items()}
     weights = config.data.weights if config.data.source == "mix" else None
     mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
     limit, dataset = config.eval.max_items, config.data.title
-    by = " and ".join(sorted({data.split for data in config.sources.values()}))
+    by = " and ".join(sorted({data.split for data in config.data.sources.values()}))
     own_set, sets = partial(EvalSet, protocol="listwise", orders=1), dict[str, EvalSet]()
     for side in (VALIDATION, TEST):
         own = {name: select(getattr(sides, side), limit, cell) for name, sides in splits.items()}
         if any(own.values()):
             sets[side] = own_set(items=tuple(chain.from_iterable(own.values())), dataset=dataset, split=by)
         if side == TEST and config.data.source == "mix":
-            for name, data in config.sources.items():
+            for name, data in config.data.sources.items():
                 sets[name] = own_set(items=own[name], dataset=data.title, split=data.split)
     for name, section in config.eval.sets.items():
         sets[name] = EvalSet(
@@ -138,7 +136,7 @@ def check_leaks(config: RunConfig, data: TrainingData) -> None:
     """
     from think_as_locals.data.overlap import check_overlaps, find_overlaps
 
-    own = {VALIDATION, TEST, *config.sources}
+    own = {VALIDATION, TEST, *config.data.sources}
     by_pairing = {name for name, each in data.sets.items() if name in own and "pairing" in each.split}
     evaluated = {name: each.items for name, each in data.sets.items()}
     train = [*data.train, *(demonstration.item for demonstration in data.demonstrations)]

@@ -22,13 +22,11 @@ from enum import Enum
 from itertools import chain
 from pathlib import Path
 from struct import unpack_from
-from typing import IO, TYPE_CHECKING, Any, AnyStr, Literal
+from typing import IO, Any, AnyStr, Literal
 
+from think_as_locals.config.schema import DataSection
 from think_as_locals.runtime.model_files import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, requiring, shown
-
-if TYPE_CHECKING:
-    from think_as_locals.config.schema import DataSection
 
 _SHOWN = 500  # maximum characters of a message about a row
 _MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell

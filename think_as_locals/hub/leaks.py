@@ -197,7 +197,7 @@ def _local_secrets(run: TrainedRun) -> Iterator[tuple[str, str]]:
             yield kind, _as_decoded(value)
     if Path.home() != Path("/"):  # a vocabulary may have `/root`, but not a file in it
         yield "a path in the home directory", _as_decoded(f"{Path.home()}/") + r"[\w.\udc80-\udcff-]"
-    data = (*run.config.sources.values(), *(data for result in run.results for data in result.sources))
+    data = (*run.config.data.sources.values(), *(data for result in run.results for data in result.sources))
     named = [Path(path).expanduser() for path in (run.config.model.path, *(each.path for each in data)) if path]
     folders = {run.folder.path, *(result.path.parents[1] for result in run.results)}
     absolute = {path for folder in folders for path in (folder.resolve(), folder.absolute())}

@@ -62,7 +62,7 @@ class TrainedRun:
         """The Hub's id of the licence of the weights: as stated, or ours if model and data are ours."""
         if self.stated_licence:
             return self.stated_licence
-        ours = all(SOURCES[data.source].outcomes is None for data in self.config.sources.values())  # cards
+        ours = all(SOURCES[data.source].outcomes is None for data in self.config.data.sources.values())  # cards
         return "apache-2.0" if ours and self.config.model.scratch else None
 
     @property
@@ -143,7 +143,7 @@ def _own_results(folder: RunFolder, config: RunConfig) -> Iterator[CarbResult]:
         steps = folder.evaluated_steps(name)
         if name == VALIDATION or not steps:
             continue
-        found, own = steps[max(steps)], config.sources
+        found, own = steps[max(steps)], config.data.sources
         sources = (own[name],) if name in own else (config.eval.sets[name].data,) if name != TEST else (*own.values(),)
         yield CarbResult(found.stem if name == TEST else f"{name}, {found.stem}", found, carb.read(found), sources)
 

@@ -23,11 +23,7 @@ _ERROR, _NO_RATING = "error", -1  # the runner's values for a verdict and a rati
 def plug_in(runner: ModuleType, path: str, base_url: str, **options: Any) -> None:
     """Have RewardBench's runner call a judge instead of a provider's model named `path`.
 
-    Args:
-        runner: `rewardbench.generative_v2`, before `scripts.run_generative_v2` imports its functions.
-        path: Directory or Hub id of the judge, or the server's name for it.
-        base_url: Of the server.
-        **options: Other arguments of `Judge.load`.
+    `runner` is `rewardbench.generative_v2`, before `scripts.run_generative_v2` imports its functions.
     """
     pointwise = JudgingProtocol(kind="pointwise", orders=1, convention="rewardbench2")
     ratings = {**options, "prompt": "rewardbench2_ratings", "protocol": pointwise}

@@ -37,14 +37,11 @@ async def compute_score(
     """Score one response, against `ground_truth` or by a rating.
 
     Args:
-        data_source, reward_model_tokenizer: Passed by verl and ignored.
-        solution_str: The response.
         ground_truth: A response to compare it with; ignored if responses are rated.
         extra_info: The row's: `question`, and optionally `culture` and `language`.
         model: Directory or Hub id of the judge, or the server's name for it.
         base_url: Of the server; without one, verl's own router to the reward model that it serves.
         protocol: How responses are put to the judge.
-        reward_router_address: Passed by verl where it serves a reward model.
         **options: Other arguments of `GroupReward.load`.
 
     Returns:

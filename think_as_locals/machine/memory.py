@@ -281,10 +281,7 @@ _STEP = 256  # lengths are multiples of this
 def fitted(config: Config, longest: Callable[[], int], recipe: str, overrides: Sequence[str]) -> Config:
     """Return the configuration with length and memory share of a colocated vLLM filled in where they are null.
 
-    `longest` returns the tokens of the longest sequence; it is called only if needed, as it may load a tokenizer.
-
-    Raises:
-        PreflightError: with sequences of that length, the run is too large for its GPUs.
+    `longest` is called only if needed, as it may load a tokenizer.
     """
     if config.rollout.backend != "vllm_colocate":
         return config
@@ -310,7 +307,7 @@ def longest_sequence(config: RunConfig, data: TrainingData) -> int:
     from think_as_locals.training.grpo import count_prompt_tokens
 
     lengths = partial(count_prompt_tokens, config, str(config.model.path), data)
-    limits = [config.sources[name].max_prompt_tokens for name in data.sources]
+    limits = [config.data.sources[name].max_prompt_tokens for name in data.sources]
     trained = [n for n, limit in zip(lengths(data.train), limits, strict=True) if limit is None or n <= limit]
     evaluated = lengths([item for each in data.sets.values() for item in each.items])
     return _rounded(config, max(trained + evaluated) + _MARGIN + config.grpo.max_completion_length)

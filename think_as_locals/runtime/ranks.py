@@ -34,8 +34,7 @@ class PeerError(ModelError):
 def apply_launch(name: str | None) -> str | None:
     """Apply the sharding of a launch file if the launcher configured none; return a line about the launch, or `None`.
 
-    Every rank calls this before accelerate's state exists, which reads these environment variables. A configuration of
-    the launcher wins: DeepSpeed, FSDP, or a mixed precision.
+    Every rank calls this before accelerate's state exists, which reads these environment variables.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if name is None or started == 1:

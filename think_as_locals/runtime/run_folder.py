@@ -112,7 +112,7 @@ class RunFolder(StageFolder):
         return next(filter(Path.is_file, documents))
 
     def result(self, stage: str, name: str) -> Path:
-        """The result of a stage (`carb`, `probes`, `selections`) of one reward model of an evaluation."""
+        """The result of a stage (`carb`, `probes`, `selections`) of a reward model, or its error (`failed`)."""
         return self.path / stage / f"{name}.json"
 
     def results(self, stage: str) -> list[Path]:
@@ -126,14 +126,6 @@ class RunFolder(StageFolder):
     def journals(self) -> list[Path]:
         """The answers of all models, by name."""
         return sorted(self.path.glob("journals/*.jsonl"))
-
-    def failure(self, name: str) -> Path:
-        """The error of a reward model of an evaluation that failed."""
-        return self.result("failed", name)
-
-    def failures(self) -> list[Path]:
-        """The errors of all reward models that failed, by name."""
-        return self.results("failed")
 
     def answers(self, step: int) -> Path:
         """The answers of a policy in training to its tasks at a step."""

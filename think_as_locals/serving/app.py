@@ -254,7 +254,9 @@ class AccessMiddleware:
             return
         headers = Headers(scope=scope)
         try:
-            self._check_host(headers)
+            host = headers.get("host", "")
+            if self._hosts is not None and _PORT.sub("", host.lower()) not in self._hosts:
+                raise RequestError(421, "host", shown(host), f"{', '.join(dict.fromkeys(self._hosts))}, or a key")
             if scope["path"] == _OPEN_ROUTE:
                 await self._app(scope, receive, send)
                 return
@@ -267,11 +269,6 @@ class AccessMiddleware:
             await self._app(scope, _limit_body(receive, self._limits), send)
         finally:
             self._in_flight -= 1
-
-    def _check_host(self, headers: Headers) -> None:
-        host = headers.get("host", "")
-        if self._hosts is not None and _PORT.sub("", host.lower()) not in self._hosts:
-            raise RequestError(421, "host", shown(host), f"{', '.join(dict.fromkeys(self._hosts))}, or a key")
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         client = scope["client"][0] if scope.get("client") else ""

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from think_as_locals.config.schema import DataSection
 from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
 from think_as_locals.data.fields import RowModel
 from think_as_locals.data.languages import culture_fault, language_tag
@@ -27,9 +28,6 @@ from think_as_locals.data.sources import (
     rewardbench2,
 )
 from think_as_locals.types import DataError, DataWarning, Item, cut
-
-if TYPE_CHECKING:
-    from think_as_locals.config.schema import DataSection
 
 _SAMPLE = 100  # rows read to recognise a source
 _PROMPT = ("question", "instruction", "query", "input")

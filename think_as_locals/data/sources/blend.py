@@ -19,17 +19,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, StringConstraints, ValidationError
 
+from think_as_locals.config.schema import DataSection
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, path_of, size_of, valid_items
 from think_as_locals.data.splits import flip_set_combinations
 from think_as_locals.runtime.files import read_json
 from think_as_locals.types import DataError, DataWarning, Item, shown
-
-if TYPE_CHECKING:
-    from think_as_locals.config.schema import DataSection
 
 MIN_VOTES = 3
 
