@@ -152,12 +152,12 @@ def test_files_and_terminal_show_the_same_results(tmp_path: Path) -> None:
     assert written["jobs"][-1]["log"] == "jobs/broken/log.txt"
     text = (tmp_path / "sweep.md").read_text()
     assert (
-        r"| seed=2 | 80.0 % | \[70.0, 90.0\] | 95.0 % | 8 | 80.0 % | 95.0 % | 8 | 10 | done | jobs/high/log.txt |"
+        "| seed=2 | 80.0 [70.0, 90.0], n 8 | 95.0 | 80.0 [70.0, 90.0], n 8 | 95.0 | 10 | done | jobs/high/log.txt |"
         in text
     )
-    assert "| seed=&lt;3&gt; | 90.0 %" in text
+    assert "| seed=&lt;3&gt; | 90.0 " in text
     assert "failed, status 3" in text
-    console = Console(width=120, file=io.StringIO())
+    console = Console(width=160, file=io.StringIO())
     with console.capture() as output:
         console.print(table.terminal("several", caption))
     lines = [line for line in output.get().splitlines() if "seed=" in line]
@@ -169,7 +169,7 @@ def test_job_evaluated_on_its_training_items_is_marked(tmp_path: Path) -> None:
     last.write_text(json.dumps({**json.loads(last.read_text()), "trained_on": {"items": 3, "n": 16}}))
     _, caption = write_summary(tmp_path, *read_job_results(tmp_path, NAMES, stop_requested=False))
     assert caption.endswith("† The judge was trained on some of these items.")
-    assert re.findall(r"seed=\d \| (\S+ % †)", (tmp_path / "sweep.md").read_text()) == ["30.0 % †"]
+    assert re.findall(r"seed=\d \| († \S+)", (tmp_path / "sweep.md").read_text()) == ["† 30.0"]
 
 
 # --- four jobs: stopped, continued, one fails ---

@@ -209,8 +209,7 @@ def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tup
     caption += "Verdict-only: by the last verdict tag, whatever the format."
     if any(found and found["trained_on"] for row in rows for found in (row.evaluated, row.test)):
         caption += " † The judge was trained on some of these items."
-    headings = ["job", "accuracy", "95 % interval", "verdict-only", "n"]
-    headings += ["test accuracy", "test verdict-only", "test n", "step", "ended"]
+    headings = ["job", "accuracy, %", "verdict-only, %", "test accuracy, %", "test verdict-only, %", "step", "ended"]
     cells = [_cells(row) for row in rows]
     with_logs = Table([*headings, "log"], [[*c, r.log] for c, r in zip(cells, rows, strict=True)])
     text = f"# {escape_markdown(sweep.name)}\n\n{caption}\n\n{with_logs.markdown()}\n"
@@ -218,20 +217,16 @@ def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tup
     return Table(headings, cells), caption
 
 
-def _cells(row: JobResult) -> list[str]:
+def _cells(row: JobResult) -> list[Cell]:
     name = " ".join(row.combination) or row.name
     ended = f"failed, status {row.status or 'unknown'}" if row.state == "failed" else row.state
     if row.evaluated is None or row.test is None:
-        return [name, *[""] * 8, ended]
-    (accuracy, interval, *both), (test, _, *test_both) = map(_figures, (row.evaluated, row.test))
-    return [name, accuracy, interval, *both, test, *test_both, str(row.evaluated["step"]), ended]
-
-
-def _figures(found: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    low, high = found["ci95"]
-    mark = " †" if found["trained_on"] else ""
-    strict, lenient = (f"{100 * part['accuracy']:.1f} %" for part in (found, found["verdict_only"]))
-    return f"{strict}{mark}", f"[{100 * low:.1f}, {100 * high:.1f}]", lenient, str(found["n"])
+        return [name, *[None] * 5, ended]
+    figures = list[Cell]()
+    for found in (row.evaluated, row.test):
+        mark = "†" if found["trained_on"] else ""
+        figures += [figure(found, show_n=True, label=mark), figure(found["verdict_only"])]
+    return [name, *figures, str(row.evaluated["step"]), ended]
 
 
 # --- Variants, each compared with the model before training and with the first one, item by item ---
