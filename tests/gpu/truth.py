@@ -37,7 +37,7 @@ from rich.table import Table
 from warm import TRAINING, VLLM, make_warm_python
 
 from think_as_locals.runtime.files import write_json
-from think_as_locals.runtime.gpus import driver, gpus, num_gpus
+from think_as_locals.runtime.gpus import gpus, num_gpus
 from think_as_locals.runtime.run_folder import environment
 
 ROOT = Path(__file__).absolute().parents[2]
@@ -176,7 +176,6 @@ class Truth:
         self._seconds: dict[str, float] = {}
         self._about = {
             "card": gpus(),
-            "driver": driver(),
             "toy": scale.toy,
             "began": datetime.now(UTC).isoformat(timespec="seconds"),
             **environment(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import sys
 from collections.abc import Callable
@@ -106,31 +105,23 @@ def test_missing_credentials_are_a_fault_only_if_needed(monkeypatch: pytest.Monk
     assert not [finding for finding in found if "planted" in finding.found]
 
 
-@pytest.mark.parametrize("on_path", [True, False])
-def test_outdated_driver_is_reported(
-    run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: bool
+def test_driver_that_torch_cannot_use_is_reported_in_the_words_of_torch(
+    run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if on_path:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(
-            '#!/bin/sh\ncase "$1" in *name*) echo "NVIDIA H100, 81559 MiB, 4 MiB, 570.86";; *) echo 570.86;; esac\n'
-        )
-        program.chmod(0o755)
-    else:  # a container, to which the driver was given and no program
-        file = tmp_path / "version"
-        file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build\n")
-        monkeypatch.setattr(gpus, "_DRIVERS", (file,))
-        monkeypatch.setattr(gpus, "_VERSION_FILE", file)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr("torch.version.cuda", "13.0")
+    (file := tmp_path / "version").touch()  # a container, to which the driver was given and no program
+    monkeypatch.setattr(gpus, "_DRIVERS", (file,))
+    fault = "torch sees no CUDA device, though there is a driver: "
+    assert f"{fault}Torch not compiled with CUDA enabled" in run_doctor()[1]
+
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12080).")
+
+    monkeypatch.setattr("torch.cuda.init", init)
     status, output = run_doctor()
     assert status == 1
-    fault = r"NVIDIA's driver is 570\.86\S*, torch \S+ \(CUDA 13\.0\) needs 580 or newer"
-    assert re.search(fault, output)
+    assert f"{fault}The NVIDIA driver on your system is too old (found version 12080)." in output
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert any(re.search(fault, each) for each in missing_for(load_config("recipes/tal_grpo.yaml")))
-    monkeypatch.setattr("torch.version.cuda", None)
-    assert "is built without CUDA" in run_doctor()[1]
+    assert any(fault in each for each in missing_for(load_config("recipes/tal_grpo.yaml")))
 
 
 def test_gpus_are_listed_by_torch_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
