@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -85,7 +85,10 @@ class TransformersEngine(TokenEngine):
         )
         if not greedy:
             set_seed(sampling.seed)
-        with torch.inference_mode(), _default_generation_config(self.model.generation_config):
+        # `generate` would complete it from the model's own: Qwen2.5-Instruct's has a repetition penalty and a top_p, so
+        # that greedy would not be greedy, and differ from vLLM's.
+        defaults = patch.dict(vars(self.model.generation_config), vars(GenerationConfig()), clear=True)
+        with torch.inference_mode(), defaults:
             output = generate(self.model, input_ids=ids, attention_mask=mask, generation_config=config)
         completions: list[list[int]] = output[:, ids.shape[1] :].tolist()
         return [completion[:room] for completion, room in zip(completions, rooms, strict=True)]
@@ -116,19 +119,3 @@ def on_device(model: Any) -> Any:
     if not hasattr(model, "hf_device_map"):
         model.to("cuda" if torch.cuda.is_available() else "cpu")
     return model.eval()
-
-
-@contextmanager
-def _default_generation_config(config: GenerationConfig) -> Iterator[None]:
-    """Replace a model's generation config, with which `generate` completes the one that it is given, by the defaults.
-
-    Qwen2.5-Instruct's has a repetition penalty and a top_p: greedy would not be greedy, and differ from vLLM's.
-    """
-    saved = dict(vars(config))
-    vars(config).clear()
-    vars(config).update(vars(GenerationConfig()))
-    try:
-        yield
-    finally:
-        vars(config).clear()
-        vars(config).update(saved)

@@ -22,10 +22,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
@@ -490,12 +491,6 @@ def save_model(
     together(lambda: commit() if state.is_main_process else None)
 
 
-@contextmanager
-def unsharded() -> Iterator[None]:
+def unsharded() -> AbstractContextManager[None]:
     """Have transformers load models whole, even under ZeRO-3, where loading is otherwise a collective of all ranks."""
-    held = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = held
+    return patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None)

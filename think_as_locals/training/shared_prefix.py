@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate import Accelerator
@@ -302,22 +303,16 @@ class SharedPrefixTrainer(GRPOTrainer):
             metrics[f"sampling/{name}"].append(over_ranks(gather(value.reshape(1))).item())
 
 
-@contextmanager
-def narrow_tiles(model: PreTrainedModel) -> Iterator[None]:
+def narrow_tiles(model: PreTrainedModel) -> AbstractContextManager[int]:
     """Have the LM heads of TRL's trainers compute in tiles no wider than the vocabulary: the same numbers.
 
     Their tiles have 32,768 columns. Of a small judge's 600 that takes half a gigabyte, which is zeroed in every pass.
     """
-    width = utils._CHUNKED_LOGPROB_CHUNK_SIZE
-    utils._CHUNKED_LOGPROB_CHUNK_SIZE = min(width, model.config.get_text_config().vocab_size)
-    try:
-        yield
-    finally:
-        utils._CHUNKED_LOGPROB_CHUNK_SIZE = width
+    width = min(utils._CHUNKED_LOGPROB_CHUNK_SIZE, model.config.get_text_config().vocab_size)
+    return patch.object(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", width)
 
 
-@contextmanager
-def _float32_heads() -> Iterator[None]:
+def _float32_heads() -> AbstractContextManager[Any]:
     """Make trainers whose LM heads compute log-probabilities in float32.
 
     TRL's `cast_lm_head_to_fp32` also converts their weights to float32, which FSDP2 refuses beside others in bfloat16,
@@ -328,11 +323,7 @@ def _float32_heads() -> Iterator[None]:
     def add_fused_lm_head(model: nn.Module, **settings: Any) -> None:
         original(model, **{**settings, "cast_lm_head_to_fp32": True})
 
-    grpo_trainer.add_fused_lm_head = add_fused_lm_head
-    try:
-        yield
-    finally:
-        grpo_trainer.add_fused_lm_head = original
+    return patch.object(grpo_trainer, "add_fused_lm_head", add_fused_lm_head)
 
 
 def _linear_in_float32(head: nn.Linear, hidden: Tensor) -> Tensor:
