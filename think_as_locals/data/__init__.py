@@ -2,5 +2,3 @@
 
 from think_as_locals.data.load import load, read
 from think_as_locals.data.splits import Splits, flip_sets
-
-__all__ = ["Splits", "flip_sets", "load", "read"]

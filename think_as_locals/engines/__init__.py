@@ -1,5 +1,3 @@
 """Sampling completions from a judge."""
 
 from think_as_locals.engines.engine import Chat, Engine, Messages, Sampling, sample_all
-
-__all__ = ["Chat", "Engine", "Messages", "Sampling", "sample_all"]

@@ -14,26 +14,3 @@ from think_as_locals.judging.prompt import (
 from think_as_locals.judging.rewards import COMPONENTS, Component, Evidence, score
 from think_as_locals.judging.rubric import judges_nothing, rubric_span
 from think_as_locals.types import reorder_responses
-
-__all__ = [
-    "CHAT_TOKENS",
-    "COMPONENTS",
-    "RULES",
-    "Component",
-    "Evidence",
-    "judges_nothing",
-    "label_index",
-    "neutralise",
-    "parse",
-    "prompt_digest",
-    "prompt_format",
-    "prompt_names",
-    "prompt_texts",
-    "render",
-    "render_presented",
-    "reorder_responses",
-    "rubric_span",
-    "score",
-    "shuffle_responses",
-    "write",
-]
