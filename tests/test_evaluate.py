@@ -6,6 +6,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,7 @@ def test_probe_edits_from_file_are_used_and_missing_ones_counted(tal: Tal, tmp_p
     words = ["data=quickstart_cards", "data.groups=[gift_taboo]", "data.languages=[en]", "data.sets_per_group=1"]
     items = evaluate.load_data(load_config("recipes/carb.yaml", words)).items  # type: ignore[arg-type]
     rows = [{"item": items[0].id, "probe": "RP", "prompt": f"So: {items[0].prompt}"}]
+    rows += [{"item": {**asdict(items[0]), "id": "own-1"}, "probe": "RC", "prompt": "Without a place?"}]
     file = write(tmp_path / "edits.jsonl", rows)
     run = ["run", "recipes/carb.yaml", *words, f"run.dir={tmp_path}", "run.name=edited", "eval.bootstrap_samples=20"]
     done = tal(*run, f"eval.probes={file}")
@@ -165,10 +167,13 @@ def test_probe_edits_from_file_are_used_and_missing_ones_counted(tal: Tal, tmp_p
     found = read(tmp_path / "edited" / "probes" / "constant.json")
     assert (found["RP"]["n"], found["RP"]["applicable"]) == (1, pytest.approx(1 / len(items)))
     assert found["RP"]["not_applicable"] == {"the file has no such edit of it": len(items) - 1}
-    assert "constant: CC applies to 0.0 % of" in " ".join(done.err.split())
+    printed = " ".join(done.err.split())
+    assert "constant: CC applies to 0.0 % of" in printed
+    assert (found["RC"]["n"], found["RC"]["applicable"], found["RC"]["of_other_items"]) == (1, 0, 1)
+    assert "its figures include edits of items that are not evaluated (1)" in printed
     write(file, [*rows, {"item": "nowhere", "probe": "RC", "prompt": "x"}])
     failed = tal(*run, f"eval.probes={file}", "run.name=other")
-    assert f"{file.name}:2: item 'nowhere' is not among the {len(items)} items" in " ".join(failed.err.split())
+    assert f"{file.name}:3: item 'nowhere' is not among the {len(items)} items" in " ".join(failed.err.split())
     assert not (tmp_path / "other").exists()
 
 

@@ -889,7 +889,10 @@ def test_resume_rejects_changed_settings(tmp_path: Path) -> None:
         ({"scpo.pair_counts": [5, 5]}, "scpo.pair_counts: got [5, 5], expected each once"),
         ({"scpo.country_learning_rates": {"TH": 1e-6}}, "scpo_tuned alone uses scpo.country_filter_thresholds or"),
         ({"scpo.variants": ["scpo", "scpo_tuned"]}, "scpo.variants: scpo_tuned alone uses"),
-        ({"scpo.variants": ["full"], "scpo.keep_models": ["scpo"]}, "keep_models: scpo is not among scpo.variants"),
+        (
+            {"scpo.variants": ["full"], "scpo.keep_models": ["scpo"]},
+            "keep_models: scpo is not among scpo.variants: expected [], or some of full",
+        ),
         ({"scpo.reference": "other_countries"}, "other_countries needs data=globalopinionqa, got opinion_cards"),
         ({"data.split": "pairing"}, "data.split: got pairing, expected group: people are split, not pairings"),
     ],

@@ -322,7 +322,8 @@ def _scpo_faults(config: ScpoConfig) -> Iterator[str]:
         if len(set(values)) < len(values):
             yield f"scpo.{key}: got {shown(list(values))}, expected each once"
     if unknown := set(scpo.keep_models).difference(scpo.variants):
-        yield f"scpo.keep_models: {', '.join(sorted(unknown))} is not among scpo.variants"
+        names, known = ", ".join(sorted(unknown)), ", ".join(scpo.variants)
+        yield f"scpo.keep_models: {names} is not among scpo.variants: expected [], or some of {known}"
     if bool(scpo.country_filter_thresholds or scpo.country_learning_rates) != ("scpo_tuned" in scpo.variants):
         keys = "scpo.country_filter_thresholds or scpo.country_learning_rates"
         yield f"scpo.variants: scpo_tuned alone uses {keys}: give it and one of them, or neither"

@@ -77,6 +77,7 @@ def probe(
     spread = _spread([scores[item] for item in items])
     estimate = partial(estimate_mean, samples=samples, seed=seed)
     found: dict[str, Any] = {"n_items": len(items), "spread": spread}
+    ids = {item.id for item in items}
     for name, edited in pairs.items():
         changes = []
         for before, after, language in edited:
@@ -93,6 +94,7 @@ def probe(
             "n": len(changes),
             "applicable": 1 - len(others) / len(items),
             "not_applicable": dict(Counter(reason(name, item) for item in others).most_common()),
+            "of_other_items": sum(change.before.id not in ids for change in changes),
             "relative": _summary(changes, "relative", estimate),
             "paper": _summary(changes, "paper", estimate),
             "by_culture": {culture: _summary(part, "relative", estimate) for culture, part in by_culture},
@@ -108,10 +110,16 @@ def probe(
 
 
 def applied(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each probe in a result: the share of items that it applies to, and why not to others."""
+    """Yield a line for each probe in a result: the share of items that it applies to, and why not to others.
+
+    A file may also have edits of items of its own, which its figures then include.
+    """
     for name in DIRECTIONS:
         part = found[name]
-        why = "; ".join(f"{reason} ({count:,})" for reason, count in part["not_applicable"].items())
+        reasons = [f"{reason} ({count:,})" for reason, count in part["not_applicable"].items()]
+        if part["of_other_items"]:
+            reasons.append(f"its figures include edits of items that are not evaluated ({part['of_other_items']:,})")
+        why = "; ".join(reasons)
         share = f"{name} applies to {100 * part['applicable']:.1f} % of {found['n_items']:,} items"
         yield f"{share}: {why}" if why else share
 
