@@ -33,6 +33,7 @@ _MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell
 _MAX_DOCUMENT = 512 * 1024**2  # maximum bytes of JSON that is one list, which is read at once
 _MAX_EXPANSION = 200  # maximum compression ratio; texts have 3 to 20, gzip reaches 1,000
 _MIN_EXPANSION = 64 * 1024**2  # bytes that a compressed file may hold whatever its ratio
+_BUFFER = 2**20  # bytes read at once
 _BATCH = 16  # rows of a table at once: one dictionary-encoded text may be in all of them
 
 Severity = Literal["error", "skipped", "warning"]
@@ -274,7 +275,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
 
 
 def _open(path: Path) -> IO[bytes]:
-    return io.BufferedReader(_Expanding(path)) if path.suffix.lower() == ".gz" else path.open("rb")
+    return io.BufferedReader(_Expanding(path)) if path.suffix.lower() == ".gz" else path.open("rb", _BUFFER)
 
 
 class _Expanding(io.RawIOBase):
@@ -364,7 +365,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         import pyarrow
         import pyarrow.parquet
     try:
-        file = pyarrow.parquet.ParquetFile(path)
+        file = pyarrow.parquet.ParquetFile(path, pre_buffer=False)  # else all that was read stays in memory
         groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
         if max(sum(group.total_byte_size for group in groups), file.metadata.num_rows) > _most_bytes(path):
             raise _expands(path)

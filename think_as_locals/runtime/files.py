@@ -201,7 +201,7 @@ def parquet_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as table:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:  # else all that was read stays in memory
             yield from table.iter_batches(batch_size=_ROW_GROUP)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable table: {error}") from error
