@@ -44,7 +44,7 @@ from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
 from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
-from think_as_locals.runtime.processes import without_collection
+from think_as_locals.runtime.processes import release_freed_memory, without_collection
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
@@ -135,6 +135,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
     if peers.is_main:  # now, since answers will take memory, too: all reward models share them
         with without_collection():
             baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
+        release_freed_memory()
     failed, judgements = [], dict[Path, Judgements]()
     for name in config.rms:
         record = folder.result("failed", name)

@@ -66,8 +66,9 @@ def majority_answer(items: Sequence[Item]) -> list[float]:
     # Only a text that is there twice can be right elsewhere. A million free texts, of which hardly any is, would take a
     # gigabyte; their hashes do not.
     hashes = np.fromiter((hash(fold(text)) for *_, text in texts()), np.int64)
-    values, times = np.unique(hashes, return_counts=True)
-    several = np.isin(hashes, values[times > 1])
+    in_order = np.sort(hashes)
+    repeated = in_order[1:][in_order[1:] == in_order[:-1]]
+    several = np.searchsorted(repeated, hashes, "right") > np.searchsorted(repeated, hashes)
     there = [(group, is_best, sys.intern(fold(text))) for group, is_best, text in compress(texts(), several)]
     right = Counter(text for _, is_best, text in there if is_best)
     own = Counter((group, text) for group, is_best, text in there if is_best)
@@ -116,7 +117,9 @@ def tfidf(items: Sequence[Item]) -> list[float]:
 
 def _credit_of(items: Sequence[Item], scores: Iterable[float]) -> list[float]:
     """Return the credit of preferring the response with the highest score, given the scores of all responses."""
-    right = np.array([i == item.best for item in items for i in range(len(item.responses))])
+    ends = np.cumsum([len(item.responses) for item in items])
+    right = np.zeros(ends[-1], bool)
+    right[ends - [len(item.responses) - item.best for item in items]] = True
     return _tie_credits(np.fromiter(scores, float), right, items)
 
 
@@ -148,11 +151,10 @@ class _WordCounts:
     def of(self, indices: NDArray[np.intp]) -> csr_matrix:
         """Return the counts of some of the texts, a row each."""
         starts, ends = self._ends[indices], self._ends[indices + 1]
-        rows = np.concatenate([[0], np.cumsum(ends - starts)])
-        taken = np.arange(rows[-1])
-        taken += np.repeat(starts - rows[:-1], ends - starts)
-        shape = len(indices), len(self._column)
-        counts = csr_matrix((np.ones(len(taken)), self._column[self._words[taken]], rows), shape)
+        parts = zip(starts.tolist(), ends.tolist(), strict=True)
+        columns = self._column[np.concatenate([self._words[start:end] for start, end in parts])]
+        rows, shape = np.concatenate([[0], np.cumsum(ends - starts)]), (len(indices), len(self._column))
+        counts = csr_matrix((np.ones(len(columns)), columns, rows), shape)
         counts.sum_duplicates()
         return counts
 
@@ -199,9 +201,11 @@ NAMES: Mapping[str, str] = {
 @lru_cache(maxsize=16)  # for the next reward model or checkpoint on the same set of items, and for the leaderboard
 def baseline_credits(items: tuple[Item, ...]) -> dict[str, NDArray[np.float64]]:
     """Return the credit of each item by baseline, whatever the order of its responses."""
-    with ThreadPoolExecutor() as threads:  # the largest part of `tfidf` releases the GIL
-        found = {name: threads.submit(credit, items) for name, credit in CREDITS.items()}
-        return {name: np.array(each.result()) for name, each in found.items()}
+    # The largest part of `tfidf` releases the GIL; the others, which do not, would only take memory at the same time.
+    names = list(CREDITS)[::-1]
+    with ThreadPoolExecutor(2) as threads:
+        found = dict(zip(names, threads.map(lambda name: np.array(CREDITS[name](items)), names), strict=True))
+    return {name: found[name] for name in CREDITS}
 
 
 @lru_cache(maxsize=1024)

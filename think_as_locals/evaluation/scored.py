@@ -62,22 +62,24 @@ class Judgements:
     """
 
     def __init__(self, scored: Iterable[ScoredItem]) -> None:
-        items, orders = dict[str, tuple[int, Item]](), dict[tuple[int, ...], int]()
+        numbers, items, orders = dict[str, int](), list[Item](), dict[tuple[int, ...], int]()
 
         def row(s: ScoredItem) -> tuple[Any, ...]:
-            index, order = items.setdefault(s.item.id, (len(items), s.item))[0], orders.setdefault(s.order, len(orders))
+            index, order = numbers.setdefault(s.item.id, len(items)), orders.setdefault(s.order, len(orders))
+            if index == len(items):
+                items.append(s.item)
             slots = len(s.item.responses), s.presented.best, -1 if s.judgement.verdict is None else s.judgement.verdict
             margin = math.nan if s.margin is None else s.margin
             kind = s.scores is not None, s.parse_failure, s.too_long
             return (index, order, *slots, s.credit, s.verdict_only_credit, margin, *kind)
 
         rows = np.fromiter(map(row, scored), _ROW_TYPE)
-        by_id = [items[name] for name in sorted(items)]
-        self.items = tuple(item for _, item in by_id)
+        by_id = [numbers[name] for name in sorted(numbers)]
+        self.items = tuple(items[number] for number in by_id)
         self.group = codes([item.group for item in self.items])  # of each item
         self.orders = list(orders)
         new_indices = np.empty(len(by_id), np.int64)
-        new_indices[[number for number, _ in by_id]] = np.arange(len(by_id))
+        new_indices[by_id] = np.arange(len(by_id))
         rows["item"] = new_indices[rows["item"]]
         self.rows = rows[np.argsort(rows["item"], kind="stable")]
         for part in self.of_several():
