@@ -30,8 +30,10 @@ from think_as_locals.types import DataError, Item, first_of, requiring
 
 with requiring("near-duplicates of training items are found by"):
     import numpy as np
+    import pyarrow as pa
     from datasketch import MinHash, MinHashLSH
     from numpy.typing import NDArray
+    from pyarrow.compute import utf8_split_whitespace
 
 NEAR, NEAR_ALONE = 0.5, 0.7
 """Similarity of near-duplicates: of prompts that are long or have the same responses, and of any others."""
@@ -373,17 +375,18 @@ class _Prompts:
 _SKETCH = MinHash(_BANDS * _ROWS, hashfunc=int)
 
 
-def _numbers(prompts: Iterable[str], words: Mapping[str, int]) -> tuple[_Shingles, list[int]]:
+def _numbers(prompts: Iterable[str], words: Mapping[str, int]) -> tuple[_Shingles, NDArray[np.int64]]:
     """Return the numbers of the words of each prompt, padded with blanks at both ends, and how many these are."""
-    numbers, lengths = list[int](), list[int]()
-    for prompt in prompts:
-        before = len(numbers)
-        numbers += (0, 0, *map(words.__getitem__, prompt.split()), 0, 0)
-        lengths.append(len(numbers) - before)
-    return np.array(numbers, dtype=np.uint64), lengths
+    split = utf8_split_whitespace(pa.array(prompts, pa.large_string()))
+    distinct = split.flatten().dictionary_encode()  # a lookup for each word would take most of the time
+    counts = np.diff(split.offsets)
+    numbers = np.zeros(counts.sum() + 4 * len(counts), dtype=np.uint64)
+    indices = np.arange(counts.sum()) + np.repeat(4 * np.arange(len(counts)) + 2, counts)
+    numbers[indices] = np.array([words[word] for word in distinct.dictionary.to_pylist()], np.uint64)[distinct.indices]
+    return numbers, counts + 4
 
 
-def _shingles(numbers: tuple[_Shingles, list[int]]) -> tuple[_Shingles, NDArray[np.int64]]:
+def _shingles(numbers: tuple[_Shingles, NDArray[np.int64]]) -> tuple[_Shingles, NDArray[np.int64]]:
     """Return the sorted hashes of every three words in a row of each prompt, and their number for each prompt."""
     padded, lengths = numbers
     prompts = len(lengths)
