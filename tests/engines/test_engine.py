@@ -26,6 +26,7 @@ from think_as_locals.reward_models.implicit import ImplicitRM
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.scpo.trainer import VariantTrainer
+from think_as_locals.training import grpo
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.cold_start import ColdStartTrainer
 from think_as_locals.training.grpo import PromptDataset, load_chat
@@ -101,6 +102,21 @@ def test_every_model_and_trainer_rejects_items_with_reserved_tokens(reads: str, 
     for text, found in READ:
         with pytest.raises(DataError, match=re.escape(f"item 'item-1': this model's tokenizer reads {found}")):
             (READERS | SCORERS)[reads](path, replace(an_item(1, size=2), prompt=text))
+
+
+def test_of_many_training_items_some_are_checked_at_once_and_others_when_accessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpo, "_MAX_CHECKED", 2)
+    chat = load_chat(TRAINING, write_model(tmp_path, Qwen3ForCausalLM, 0, odd_tokenizer()))
+    items = [an_item(number) for number in range(4)]
+    odd = replace(items[3], prompt=READ[0][0])
+    with pytest.raises(DataError, match="its control token"):
+        PromptDataset(TRAINING, [*items[:2], odd, items[3]], ["mine"] * 4, chat)
+    data = PromptDataset(TRAINING, [*items[:3], odd], ["mine"] * 4, chat)
+    assert data[:3]["index"] == [0, 1, 2]
+    with pytest.raises(DataError, match="its control token"):
+        data[3]
 
 
 @pytest.mark.parametrize("template", [REFUSES, DROPS])
