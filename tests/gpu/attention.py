@@ -80,6 +80,7 @@ class Attention:
         self.inputs = [make(1, n, length, width).requires_grad_() for n in (heads, key_heads, key_heads)]
         self._weights = make(1, heads, length, width)  # of the outputs in what gradients are of
         layer = SimpleNamespace(num_key_value_groups=heads // key_heads, is_causal=True, training=True)
+        layer.layer_idx, layer.config = 0, SimpleNamespace(num_hidden_layers=2)  # not the last, which skips the trunk
         kernel = packing.PackedAttention("sdpa", ALL_ATTENTION_FUNCTIONS["sdpa"])
         self._packed = partial(kernel, layer, attention_mask=None, **{packing.ARGUMENT: rows.packed})
         self._flex = partial(torch.compile(flex_attention, disable=scale.toy), block_mask=self._block_mask())
