@@ -162,8 +162,10 @@ if __name__ == "__main__":
     import atexit
     import fcntl
     import gc
+    import importlib.metadata
     import multiprocessing.spawn
     import threading
+    from functools import cache
     from importlib import import_module
 
     from think_as_locals.runtime.processes import keep_freed_memory, loading
@@ -176,6 +178,8 @@ if __name__ == "__main__":
         if compose := sys.modules.get("think_as_locals.config.compose"):
             for recipe in ("quickstart", "scpo_quickstart", "carb"):  # what Hydra makes of them is kept
                 compose.compose_recipe(recipe)
+    # accelerate asks again for every trainer, and for every step, whether a package is there.
+    importlib.metadata.metadata = cache(importlib.metadata.metadata)
     if broadcast := sys.modules.get("vllm.distributed.device_communicators.shm_broadcast"):
         # Its processes wait for one another asleep, instead of spinning for a second after each message.
         broadcast.SpinCondition.__init__.__defaults__ = (0.001,)

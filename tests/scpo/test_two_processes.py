@@ -26,6 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     """Of one process (`one`) and of two in every way (`two`), steered from the same global RM."""
     folder = tmp_path_factory.mktemp("steered")
     pooled = [*steer.STEERED, "global_rm.max_steps=60", "scpo.max_steps=1", "scpo.pair_counts=[]"]
+    pooled += ["global_rm.batch_size=16", "global_rm.per_device_train_batch_size=16"]
     start(RECIPE, [*pooled, f"run.dir={folder}", "run.name=pooled"])
     model = folder / "pooled" / "global_rm" / "model"
     launcher = [warm_python, command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]

@@ -85,7 +85,7 @@ def scan_for_leaks(files: Iterable[HubFile], run: TrainedRun) -> None:
     own = [(kind, re.compile(pattern)) for kind, pattern in (*_SECRETS.items(), *_local_secrets(run))]
     found: dict[str, None] = {}
     for file in files:
-        texts = list(readings(file.path.encode() + b"\n" + file.text()))
+        texts = {*readings(file.path.encode() + b"\n" + file.text())}
         found |= {
             f"{file.path}: {kind}": None
             for kind, pattern in (*own, *known)
