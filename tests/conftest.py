@@ -180,12 +180,13 @@ def warm_vllm(tmp_path_factory: pytest.TempPathFactory, worker_id: str, warm_pyt
 
 
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def small_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str, warm_python: str) -> Path:
     """The folder of a finished small run, and beside it what W&B and trackio keep and what it printed.
 
     It is started by `accelerate launch recipes/quickstart.yaml`.
     """
-    return _shared(_make_small_run, "small_run", tmp_path_factory, worker_id) / "small"
+    launcher = Path(warm_python).with_name("worker")
+    return _shared(partial(_make_small_run, launcher), "small_run", tmp_path_factory, worker_id) / "small"
 
 
 @pytest.fixture(scope="session")
@@ -212,11 +213,10 @@ def _make_steered_run(python: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _make_small_run(folder: Path) -> None:
-    # By a Python of its own: W&B and trackio choose folders as they are imported, and remove some as they end.
-    # The script `accelerate` imports what its other commands need as well, for three CPU seconds.
+def _make_small_run(launcher: Path, folder: Path) -> None:
+    # The launcher starts any Python: W&B and trackio choose folders as they are imported, and remove some as they end.
     done = launch(
-        *[sys.executable, "-m", "accelerate.commands.launch", "recipes/quickstart.yaml"],
+        *[str(launcher), "-m", "accelerate.commands.launch", "recipes/quickstart.yaml"],
         *[*TRACKED, f"run.dir={folder}", "run.name=small"],
         WANDB_MODE="offline",
         WANDB_DIR=str(folder),
