@@ -69,7 +69,7 @@ def right_or_wrong(i: int, presented: Item) -> Answer:
 def run_carb(task: Task, items: Sequence[Item], answer: Callable[[int, Item], Answer], logs: Path) -> EvalLog:
     by_prompt = {render(item)[-1]["content"]: (i, shuffle_responses(item)) for i, item in enumerate(items)}
     model = mock_model(lambda messages: answer(*by_prompt[messages[-1]["content"]]))
-    (log,) = evaluate(task, model=model, log_dir=str(logs), display="none")
+    (log,) = evaluate(task, model=model, log_dir=str(logs), display="plain")
     return log
 
 
@@ -190,7 +190,7 @@ def run_duel(
         model_roles={"judge": mock_model(judge)},
         max_samples=1,
         log_dir=str(folder),
-        display="none",
+        display="plain",
     )
     assert all("Thailand" in text for text in seen) or options  # other prompts name no culture
     return log
