@@ -133,3 +133,16 @@ def test_downstream_recipe_runs_from_samples_to_r2(tal: Tal, tmp_path: Path) -> 
     assert "Pearson r" in done.out
     assert "n = 3: with so few reward models a correlation says little" in " ".join(done.err.split())
     assert (tmp_path / "valid" / "leaderboard.html").is_file()
+
+
+def test_downstream_recipe_with_a_failed_reward_model_says_how_to_correlate_the_others(
+    tal: Tal, tmp_path: Path
+) -> None:
+    with policy_server(improving_answer) as (url, _):
+        missing = ["rms.missing=classifier", f"rms.missing.path={tmp_path / 'nowhere'}", "rms.flat=constant"]
+        missing += ["~rms.deberta", "~rms.tulu"]
+        data = ["data=jsonl", f"data.path={tmp_path / 'items.jsonl'}", "run.name=partial", "eval.bootstrap_samples=50"]
+        done = tal("run", "downstream", *words(tmp_path, url), *missing, *data)
+    assert done.status == 1
+    assert f"tal validity {tmp_path / 'partial'}" in done.err
+    assert not (tmp_path / "partial" / "validity.json").exists()

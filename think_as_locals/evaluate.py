@@ -155,11 +155,14 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
         page = write_leaderboard([folder.path], folder.path, data.items, judgements)
     Console(highlight=False).print(*on_terminal(folder.path))
     print(f"leaderboard  {page}")
-    if config.sample is not None and not failed:
-        _validity(folder, errors)
     if failed:
         errors.print(f"failed       {', '.join(failed)}: run.resume=auto tries again")
+        if config.sample is not None:
+            hint = f"no r2        after these failures; over the others: tal validity {folder.path}"
+            errors.print(hint, markup=False, soft_wrap=True)
         raise SystemExit(1)
+    if config.sample is not None:
+        _validity(folder, errors)
 
 
 def _validity(folder: RunFolder, errors: Console) -> None:
