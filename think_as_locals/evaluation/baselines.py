@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from think_as_locals.judging.rubric import fold
-from think_as_locals.runtime.processes import cores, in_processes
+from think_as_locals.runtime.processes import cores, in_processes, release_freed_memory
 from think_as_locals.types import Item
 
 Trait = Callable[[Item, str], float]
@@ -65,7 +65,7 @@ def majority_answer(items: Sequence[Item]) -> list[float]:
 
     # Only a text that is there twice can be right elsewhere. A million free texts, of which hardly any is, would take a
     # gigabyte; their hashes do not.
-    hashes = np.fromiter((hash(fold(text)) for *_, text in texts()), np.int64)
+    hashes = np.fromiter((hash(fold(text)) for item in items for text in item.responses), np.int64)
     in_order = np.sort(hashes)
     repeated = in_order[1:][in_order[1:] == in_order[:-1]]
     several = np.searchsorted(repeated, hashes, "right") > np.searchsorted(repeated, hashes)
@@ -96,6 +96,7 @@ def tfidf(items: Sequence[Item]) -> list[float]:
     groups = np.repeat([numbers[item.group] for item in ordered], [len(item.responses) for item in ordered])
     right = np.array([text == item.responses[item.best] for item in ordered for text in sorted(item.responses)])
     counts = _WordCounts(text for item in ordered for text in sorted(item.responses))
+    release_freed_memory()  # before models are fitted
     scores, rng, parts = np.empty(len(right)), np.random.default_rng(0), []
     for train, test in GroupKFold(folds).split(right, groups=groups):
         few = len(train) <= _MAX_FITTED
@@ -139,12 +140,12 @@ class _WordCounts:
 
     def __init__(self, texts: Iterable[str]) -> None:
         numbers: dict[str, int] = defaultdict(lambda: len(numbers))
-        rest, words, lengths = iter(texts), array("i"), []  # grows in place
+        rest, words, lengths = iter(texts), array("i"), [np.zeros(1, np.int64)]  # the words grow in place
         chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
         for _, (known, of_chunk, of_texts) in in_processes(_numbered, ((None, chunk) for chunk in chunks)):
             words.frombytes(np.array([numbers[word] for word in known], np.int32)[of_chunk].tobytes())
-            lengths += of_texts
-        self._words, self._ends = np.frombuffer(words, np.int32), np.cumsum([0, *lengths])
+            lengths.append(of_texts)
+        self._words, self._ends = np.frombuffer(words, np.int32), np.cumsum(np.concatenate(lengths))
         self._column = np.empty(len(numbers), np.int32)  # of each word: they stand in alphabetical order
         self._column[[numbers[word] for word in sorted(numbers)]] = np.arange(len(numbers))
 
@@ -159,7 +160,7 @@ class _WordCounts:
         return counts
 
 
-def _numbered(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int32], list[int]]:
+def _numbered(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int32], NDArray[np.int64]]:
     """Return the distinct words of texts, the index among them of each word, and the number of words of each text.
 
     Words are found in what stands between spaces, of which few are distinct: a third of the time for whole texts.
@@ -176,7 +177,7 @@ def _numbered(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int32], list[
     starts, counts = (np.cumsum(sizes) - sizes)[indices], sizes[indices]
     ends = np.concatenate([[0], np.cumsum(counts)])
     found = words[np.arange(ends[-1]) + np.repeat(starts - ends[:-1], counts)]
-    return list(numbers), found, np.diff(ends[split.offsets]).tolist()
+    return list(numbers), found, np.diff(ends[split.offsets])
 
 
 CREDITS: Mapping[str, Callable[[Sequence[Item]], list[float]]] = {

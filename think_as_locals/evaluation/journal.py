@@ -28,7 +28,7 @@ from think_as_locals.reward_models.reward_model import (
     too_long_reason,
 )
 from think_as_locals.runtime.files import naming
-from think_as_locals.runtime.processes import without_collection
+from think_as_locals.runtime.processes import release_freed_memory, without_collection
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.types import ConfigError, DataError, Item, TooLong
 
@@ -207,6 +207,7 @@ class AnswerCollector:
                 requests += of_item
                 counts.append(len(of_item))
         keys = iter(collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers))
+        release_freed_memory()
         answers = ([self.journal.answer(key) for key in islice(keys, count)] for count in counts)
         return zip(items, answers, strict=True)
 
@@ -247,18 +248,20 @@ def collect(
 
     if size is None:
         wanted = [key for key in wanted if is_open(key)]
+    asked = [by_key[key] for key in wanted]
+    by_key.clear()  # of a million items, a third of a gigabyte
     step = size or math.ceil(len(wanted) / peers.size) or 1
-    chunks = [wanted[start : start + step] for start in range(0, len(wanted), step)]
-    mine = chunks[peers.rank :: peers.size]
-    for chunk in mine:
+    mine = [slice(start, start + step) for start in range(0, len(wanted), step)][peers.rank :: peers.size]
+    for part in mine:
+        chunk, requests = wanted[part], asked[part]
         if not any(map(is_open, chunk)):
             continue
-        query_fitting(queryable, [by_key[key] for key in chunk], partial(keep, chunk))
+        query_fitting(queryable, requests, partial(keep, chunk))
         progress.show()
-        if missing := [by_key[key].item.id for key in chunk if not journal.has(key)]:
+        if missing := [each.item.id for key, each in zip(chunk, requests, strict=True) if not journal.has(key)]:
             raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
     if peers.size > 1:
-        journal.share(chain.from_iterable(mine), peers)
+        journal.share(chain.from_iterable(wanted[part] for part in mine), peers)
     return keys
 
 
