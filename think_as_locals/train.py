@@ -140,7 +140,9 @@ def grpo(
     """Train a model by GRPO and save it to `model`; all sets are evaluated before, at checkpoints and after."""
     checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, partial(carb.best_step, folder))
     left_out = over_long(config, model, data, console)
-    pairs = [pair for pair in zip(data.train, data.sources, strict=True) if pair[0] not in left_out]
+    pairs = list(zip(data.train, data.sources, strict=True))
+    if left_out:
+        pairs = [pair for pair in pairs if pair[0] not in left_out]
     train: Sequence[Item] = [item for item, _ in pairs]
     train = shuffle_labels(train, config.seed) if config.data.shuffle_labels else train
     trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
