@@ -144,7 +144,7 @@ def cpu_seconds(work: Callable[[], Any], enough: float = 0) -> float:
 
 
 TESTING = [
-    *("datasets", "datasketch", "fastapi.testclient", "hypothesis", "inspect_ai", "nbclient", "openai", "peft"),
+    *("datasets", "fastapi.testclient", "hypothesis", "inspect_ai", "nbclient", "openai", "peft"),
     *("sklearn.metrics", "statsmodels.api"),
 ]
 """What tests import beside those."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -158,7 +159,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
     if failed:
         errors.print(f"failed       {', '.join(failed)}: run.resume=auto tries again")
         if config.sample is not None:
-            hint = f"no r2        after these failures; over the others: tal validity {folder.path}"
+            hint = f"no r2        of the others: {shlex.join(['tal', 'validity', str(folder.path)])}"
             errors.print(hint, markup=False, soft_wrap=True)
         raise SystemExit(1)
     if config.sample is not None:

@@ -150,7 +150,7 @@ def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: St
             *(trainer, config, folder, signals, console),
             evaluate=partial(answer, config, trainer, data, folder),
             file_of=folder.answers,
-            take_rows=lambda: [rows.pop(0) for _ in range(len(rows))],
+            take_rows=partial(_take, rows),
         )
     save_model(trainer, model, config.model, folder, AutoModelForCausalLM)
     trainer.accelerator.free_memory()
@@ -178,6 +178,12 @@ def recorded(reward: RewardFunction, rows: list[dict[str, Any]]) -> RewardFuncti
         return values
 
     return rewards
+
+
+def _take(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    taken = rows.copy()
+    rows.clear()
+    return taken
 
 
 def answer(

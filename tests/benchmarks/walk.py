@@ -138,6 +138,8 @@ def main(blend: str, folder: Path) -> None:
         base = walk.model("base")
         while not base.is_dir() and fresh.poll() is None:
             time.sleep(1)
+        if not base.is_dir():
+            raise SystemExit(f"{walk.folder / 'fresh'}: ended before its cold start was saved")
         # Beside the fresh judge's GRPO, since they start from its cold start too.
         words = ["sft=null", "model.scratch=null", f"model.path={base}", "eval.every_steps=30"]
         walk.tal("ablations", "run", "-m", "ablations_quickstart", *words, "sweep=joblib", "hydra.launcher.n_jobs=3")

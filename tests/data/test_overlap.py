@@ -231,10 +231,10 @@ def test_overlap_error_gives_counts_pairs_and_a_remedy() -> None:
     assert check_overlaps([], refuse=True) == ""
 
 
-def test_missing_datasketch_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasketch", None)
+def test_missing_pyarrow_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "think_as_locals.data.overlap")
     with pytest.raises(
-        PreflightError, match=r"datasketch, which is not installed: pip install 'think-as-locals\[train\]'"
+        PreflightError, match=r"pyarrow, which is not installed: pip install 'think-as-locals\[train\]'"
     ):
         importlib.import_module("think_as_locals.data.overlap")

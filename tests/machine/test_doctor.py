@@ -111,17 +111,18 @@ def test_driver_that_torch_cannot_use_is_reported_in_the_words_of_torch(
     (file := tmp_path / "version").touch()  # a container, to which the driver was given and no program
     monkeypatch.setattr(gpus, "_DRIVERS", (file,))
     fault = "torch sees no CUDA device, though there is a driver: "
-    assert f"{fault}Torch not compiled with CUDA enabled" in run_doctor()[1]
 
     def init() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12080).")
+        raise RuntimeError("The NVIDIA driver on your system is too old\n(found version 12080).")
 
     monkeypatch.setattr("torch.cuda.init", init)
     status, output = run_doctor()
     assert status == 1
-    assert f"{fault}The NVIDIA driver on your system is too old (found version 12080)." in output
+    assert f"{fault}The NVIDIA driver on your system is too old (found version 12080)" in output
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert any(fault in each for each in missing_for(load_config("recipes/tal_grpo.yaml")))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "torch sees no CUDA device: CUDA_VISIBLE_DEVICES='' hides them all" in run_doctor()[1]
 
 
 def test_gpus_are_listed_by_torch_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:

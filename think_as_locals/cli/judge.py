@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from think_as_locals.types import ConfigError, DataError, Item, PreflightError
@@ -112,11 +113,17 @@ def _items(arguments: Namespace) -> list[Item]:
 
 
 def _source_of(path: str) -> str | None:
-    """Return the source of rows in a training format; `None` for our own rows, or that are not recognised."""
+    """Return the source of rows in a training format; `None` for rows with `responses`, or that are not recognised."""
+    from think_as_locals.data.rows import read_rows
     from think_as_locals.data.sources import recognise
 
-    with suppress(DataError):  # a pipe, or no known format: reading the rows as they are says what they lack
-        return None if (source := recognise(path)) == "jsonl" else source
+    if Path(path).is_fifo():  # can be read only once
+        return None
+    first = next(iter(read_rows(path)), None)
+    if first is None or not isinstance(first.value, Mapping) or "responses" in first.value:
+        return None
+    with suppress(DataError):  # reading the rows as they are says what they lack
+        return recognise(path)
     return None
 
 

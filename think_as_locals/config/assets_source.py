@@ -1,4 +1,4 @@
-"""A source of Hydra's for conf/ and recipes/ that parses each file once, not for every composition."""
+"""A Hydra config source for conf/ and recipes/ that parses each file once, not for every composition."""
 
 from __future__ import annotations
 

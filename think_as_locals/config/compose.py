@@ -29,7 +29,7 @@ _RESOLVERS = ("now",)  # functions that recipes may call as `${NAME:...}`; other
 _MAX_VALUES = 20_000  # values of a recipe with its aliases expanded, long texts counting as several; ours have < 100
 _MAX_INTERPOLATED = 2_000  # values that interpolations expand to, counted alike; ours have 10
 _LONG_TEXT = 100  # characters
-_NOT_HYDRAS = [  # what Hydra would compose for an application of its own, in a fifth of the time
+_NO_HYDRA_SETTINGS = [  # Hydra's own, a fifth of the time of a composition
     f"~hydra/{group}"
     for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
 ]
@@ -101,7 +101,7 @@ def _compose_with_hydra(assets: Path, name: str, text: str, overrides: Sequence[
 
     from think_as_locals.config import assets_source  # noqa: F401 - registers itself
 
-    ours = [f"hydra.searchpath=[{quoted(f'assets://{assets}')}]", f"recipe={quoted(name)}", *_NOT_HYDRAS]
+    ours = [f"hydra.searchpath=[{quoted(f'assets://{assets}')}]", f"recipe={quoted(name)}", *_NO_HYDRA_SETTINGS]
     _check_document(text)
     # In a temporary folder, as files next to a recipe would shadow conf/.
     with TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ _DEFAULT = "single"  # a recipe that names none has one process
 
 def find_launch(name: str | Path | None) -> Path:
     """Return the path of an accelerate configuration: one of launch/ by its name, a file, or the default."""
-    name = name or _DEFAULT
+    name = _DEFAULT if name is None else name
     known = sorted(path.stem for path in (ASSETS / "launch").glob("*.yaml"))
     path = ASSETS / "launch" / f"{name}.yaml" if str(name) in known else Path(name).expanduser()
     if not os.path.isfile(path):  # noqa: PTH113

@@ -31,7 +31,6 @@ from think_as_locals.types import DataError, Item, first_of, requiring
 with requiring("near-duplicates of training items are found by"):
     import numpy as np
     import pyarrow as pa
-    from datasketch import MinHash, MinHashLSH
     from numpy.typing import NDArray
     from pyarrow.compute import utf8_split_whitespace
 
@@ -44,7 +43,6 @@ _FEW = 4  # distinct words of responses: fewer ("yes", "no") do not identify a q
 _COMMON = 4  # question groups on one side: a text that more of them have does not identify a question
 _TEMPLATE = 2  # prompts on one side: a shingle that more of them have counts for less
 _RARE = 30  # prompts on one side: a shingle that more of them have finds no candidates
-_BANDS, _ROWS = 42, 3  # of the MinHash index: it misses 4 in 1,000 pairs of similarity 0.5, none of 0.8
 _UNRELATED = 0.2  # similarity of prompts below which the same numeric id is a coincidence
 _CACHE_SIZE = 2**14  # cached texts: many items share some
 _CHUNK, _BLOCK = 2**13, 2**22  # prompts and shingles processed at once
@@ -333,28 +331,26 @@ class _Prompts:
 
     def near_index(self, prompts: Iterable[str]) -> Callable[[str], list[tuple[str, float]]]:
         """Return a function that finds the near-duplicates of a prompt, with similarities, the most similar first."""
-        index = MinHashLSH(num_perm=_BANDS * _ROWS, params=(_BANDS, _ROWS))
+        having: dict[int, list[str]] = defaultdict(list)  # prompts by rare shingle
         for prompt in prompts:
-            if (sketch := self._sketch(prompt)) is not None:
-                index.insert(prompt, sketch, check_duplication=False)
+            for shingle in self._rare(prompt):
+                having[shingle].append(prompt)
 
         def near(prompt: str) -> list[tuple[str, float]]:
-            sketch = self._sketch(prompt)
-            candidates = sorted({*index.query(sketch)} - {prompt}) if sketch is not None else []
-            found = [(other, self._weighted_similarity(prompt, other)) for other in candidates]
-            return sorted((pair for pair in found if pair[1] >= NEAR), key=lambda pair: -pair[1])
+            rare = self._rare(prompt)
+            # With half of the rare shingles, less what all others may count for, the similarity can reach `NEAR`.
+            least = NEAR * len(rare) - (1 - NEAR) * (len(self._of(prompt)) - len(rare)) * _TEMPLATE / _RARE
+            shared = Counter(other for shingle in rare for other in having.get(shingle, ()) if other != prompt)
+            found = [(o, self._weighted_similarity(prompt, o)) for o, count in shared.items() if count >= least]
+            return sorted((pair for pair in found if pair[1] >= NEAR), key=lambda pair: (-pair[1], pair[0]))
 
         return near
 
-    def _sketch(self, prompt: str) -> MinHash | None:
-        """Return the MinHash of a prompt's rare shingles, if there are any."""
+    def _rare(self, prompt: str) -> list[int]:
+        """Return the rare shingles of a prompt."""
         shingles = self._of(prompt)
-        rare = shingles[self._count_of(shingles) <= _RARE] >> np.uint64(32)
-        if not len(rare):
-            return None
-        sketch = _SKETCH.copy()
-        sketch.update_batch(rare)
-        return sketch
+        found: list[int] = shingles[self._count_of(shingles) <= _RARE].tolist()
+        return found
 
     def _weighted_similarity(self, a: str, b: str) -> float:
         """Return the similarity of two prompts, with less weight for shared shingles that many prompts have."""
@@ -370,9 +366,6 @@ class _Prompts:
 
     def _size(self, a: str, b: str) -> int:
         return len(self._of(a)) + len(self._of(b))
-
-
-_SKETCH = MinHash(_BANDS * _ROWS, hashfunc=int)
 
 
 def _numbers(prompts: Iterable[str], words: Mapping[str, int]) -> tuple[_Shingles, NDArray[np.int64]]:

@@ -203,7 +203,7 @@ NAMES: Mapping[str, str] = {
 def baseline_credits(items: tuple[Item, ...]) -> dict[str, NDArray[np.float64]]:
     """Return the credit of each item by baseline, whatever the order of its responses."""
     # The largest part of `tfidf` releases the GIL; the others, which do not, would only take memory at the same time.
-    names = list(CREDITS)[::-1]
+    names = list(CREDITS)[::-1]  # `tfidf`, the longest, first
     with ThreadPoolExecutor(2) as threads:
         found = dict(zip(names, threads.map(lambda name: np.array(CREDITS[name](items)), names), strict=True))
     return {name: found[name] for name in CREDITS}

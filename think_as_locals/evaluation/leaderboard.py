@@ -357,7 +357,8 @@ def _probes_table(entries: Sequence[LeaderboardEntry]) -> Table:
             absolute, signed = (part["relative"][kind] for kind in ("absolute", "signed"))
             moved = figure(absolute, "mean", scale=1), figure(signed, "mean", "+.1f", 1)
             share = f"{100 * part['applicable']:.1f}"
-            rows.append([_name({**entry.summary, "name": entry.name}), name, str(absolute["n"]), share, *moved])
+            n = f"{absolute['n']}{f', {others} of other items' if (others := part.get('of_other_items')) else ''}"
+            rows.append([_name({**entry.summary, "name": entry.name}), name, n, share, *moved])
     return Table(["reward model", "probe", "n", "of items, %", "change, %", "signed, %"], rows)
 
 

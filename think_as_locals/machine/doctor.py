@@ -182,7 +182,7 @@ def query_model(path: str, backend: Backend, prompt: str | None) -> list[Finding
     items = select(tuple(read(load_data_config(["data=culture_cards"]).data, 0)), JUDGEMENTS)
     with Judge.load(path, backend, **changes) as judge:
         findings = list(check_format(judge, items))
-    if is_randomly_initialised(RunFolder(Path(path).parent)):
+    if any(is_randomly_initialised(RunFolder(run)) for run in Path(path).resolve().parents[:2]):
         findings.append(Finding("format", FROM_SCRATCH))
     return findings
 

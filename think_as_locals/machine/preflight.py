@@ -31,7 +31,7 @@ from think_as_locals.config.schema import DataSection, GrpoSection, ModelSection
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.memory import memory_faults
-from think_as_locals.runtime.gpus import gpu_fault
+from think_as_locals.runtime.gpus import gpu_fault, has_gpu
 from think_as_locals.runtime.model_files import files_fault, model_file
 from think_as_locals.runtime.ranks import launch_faults
 from think_as_locals.runtime.run_folder import installed_version
@@ -69,7 +69,7 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
 def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
     try:
         values = compose_recipe(recipe)
-        if values.get("model", {}).get("requires_gpu") and gpu_fault():
+        if values.get("model", {}).get("requires_gpu") and not has_gpu():
             return False  # before validation, which may import TRL
         config = validate(values)
         return isinstance(config, kind) and not missing_for(config)

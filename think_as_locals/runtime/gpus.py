@@ -92,13 +92,16 @@ def gpu_fault() -> str | None:
         return None
     if not has_driver() or not find_spec("torch"):
         return "torch sees no CUDA device"
+    if GPUS_VARIABLE in os.environ and not visible_gpus():
+        return f"torch sees no CUDA device: {GPUS_VARIABLE}={os.environ[GPUS_VARIABLE]!r} hides them all"
     import torch
 
+    reason = "it does not say why"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:
-        return f"torch sees no CUDA device, though there is a driver: {error}"
-    return "torch sees no CUDA device, though there is a driver"
+    except Exception as error:  # any exception: of each device as well
+        reason = " ".join(str(error).split()).rstrip(".")
+    return f"torch sees no CUDA device, though there is a driver: {reason}"
 
 
 def _query(fields: str) -> list[str]:

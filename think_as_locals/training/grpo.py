@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,7 +54,7 @@ T = TypeVar("T")
 RewardFunction = Callable[..., Sequence[float | None]]
 """Takes TRL's batch by keyword (`prompts`, `completions`, columns of the data set); returns a reward for each row."""
 
-_MAX_CHECKED = 5_000  # items, evenly spread, whose texts are checked before training, at 0.6 ms each
+_MAX_CHECKED, _SAMPLE = 20_000, 5_000  # the texts of more items are not all checked before training: 0.6 ms each
 
 
 class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
@@ -334,20 +333,21 @@ class PromptDataset(Dataset):
     """
 
     def __init__(self, config: RunConfig, items: Sequence[Item], sources: Sequence[str], chat: Chat) -> None:
-        """Look for texts that are read as control tokens in some of the items; in others when accessed."""
+        """Look for texts that are read as control tokens: of many items in a sample, in others when accessed."""
         self._orders = (False, True) if config.reward.both_orders else (False,)
         super().__init__(InMemoryTable.from_pydict({"index": range(len(items) * len(self._orders))}))
         self._items, self._sources, self._chat, self._seed = items, sources, chat, config.seed
         self._settings = {"special_tokens": chat.special_tokens, **config.prompt.arguments()}
-        self._step = ceil(len(items) / _MAX_CHECKED)
-        chat.check_texts(items[:: self._step])
+        count = len(items)
+        self._checked = range(count) if count <= _MAX_CHECKED else {i * count // _SAMPLE for i in range(_SAMPLE)}
+        chat.check_texts(items[number] for number in self._checked)
 
     def __getitem__(self, key: Any) -> dict[str, Any]:
         if isinstance(key, int):
             return {name: values[0] for name, values in self[[key]].items()}
         indices = super().__getitem__(key)["index"]
         numbers = [divmod(index, len(self._orders)) for index in indices]
-        self._chat.check_texts(self._items[number] for number, _ in numbers if number % self._step)
+        self._chat.check_texts(self._items[number] for number, _ in numbers if number not in self._checked)
         presented = [shuffle_responses(self._items[number], self._seed, self._orders[turn]) for number, turn in numbers]
         return {
             "index": indices,
