@@ -110,6 +110,7 @@ def test_driver_that_torch_cannot_use_is_reported_in_the_words_of_torch(
 ) -> None:
     (file := tmp_path / "version").touch()  # a container, to which the driver was given and no program
     monkeypatch.setattr(gpus, "_DRIVERS", (file,))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     fault = "torch sees no CUDA device, though there is a driver: "
 
     def init() -> None:
@@ -118,7 +119,7 @@ def test_driver_that_torch_cannot_use_is_reported_in_the_words_of_torch(
     monkeypatch.setattr("torch.cuda.init", init)
     status, output = run_doctor()
     assert status == 1
-    assert f"{fault}The NVIDIA driver on your system is too old (found version 12080)" in output
+    assert f"{fault}The NVIDIA driver on your system is too old (found version 12080): runs with" in output
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert any(fault in each for each in missing_for(load_config("recipes/tal_grpo.yaml")))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
