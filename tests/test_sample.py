@@ -144,5 +144,5 @@ def test_downstream_recipe_with_a_failed_reward_model_says_how_to_correlate_the_
         data = ["data=jsonl", f"data.path={tmp_path / 'items.jsonl'}", "run.name=partial", "eval.bootstrap_samples=50"]
         done = tal("run", "downstream", *words(tmp_path, url), *missing, *data)
     assert done.status == 1
-    assert f"no r2        of the others: tal validity {tmp_path / 'partial'}" in done.err
+    assert f"no r2        a reward model failed; for the others: tal validity {tmp_path / 'partial'}" in done.err
     assert not (tmp_path / "partial" / "validity.json").exists()

@@ -159,8 +159,8 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
     if failed:
         errors.print(f"failed       {', '.join(failed)}: run.resume=auto tries again")
         if config.sample is not None:
-            hint = f"no r2        of the others: {shlex.join(['tal', 'validity', str(folder.path)])}"
-            errors.print(hint, markup=False, soft_wrap=True)
+            command = shlex.join(["tal", "validity", str(folder.path)])
+            errors.print(f"no r2        a reward model failed; for the others: {command}", markup=False, soft_wrap=True)
         raise SystemExit(1)
     if config.sample is not None:
         _validity(folder, errors)

@@ -112,6 +112,31 @@ def word(n: int) -> str:
     return "".join(("ka", "mo", "ti", "re", "su", "lo", "ba", "ni", "ve", "do")[int(digit)] for digit in f"{n:05}")
 
 
+def test_long_prompts_are_copies_exactly_from_a_similarity_of_one_half() -> None:
+    rng, numbers = random.Random(0), iter(range(10**5))
+
+    def word() -> str:
+        return "".join(chr(ord("a") + int(digit)) for digit in str(next(numbers)))
+
+    def shingles(words: list[str]) -> set[tuple[str, ...]]:
+        padded = ["", "", *words, "", ""]
+        return {tuple(padded[i : i + 3]) for i in range(len(padded) - 2)}
+
+    train, edited, expected = [], [], set()
+    for number in range(400):
+        words = [word() for _ in range(24)]
+        changed = {*rng.sample(range(24), rng.randrange(9))}
+        others = [word() if index in changed else each for index, each in enumerate(words)]
+        train.append(make_item(id=f"t{number}", group=f"t{number}", prompt=" ".join(words), responses=(word(), word())))
+        copy = replace(train[-1], id=f"e{number}", group=f"e{number}", prompt=" ".join(others))
+        edited.append(replace(copy, responses=(word(), word())))
+        mine, theirs = shingles(words), shingles(others)
+        if 2 * len(mine & theirs) >= len(mine | theirs):
+            expected.add(f"e{number}")
+    assert 100 < len(expected) < 300
+    assert set(kinds(train, edited)) == expected
+
+
 @pytest.mark.parametrize("length", [20, 40, 80])
 def test_long_prompts_with_a_tenth_of_words_replaced_are_found(length: int) -> None:
     rng = random.Random(length)

@@ -338,7 +338,7 @@ class _Prompts:
 
         def near(prompt: str) -> list[tuple[str, float]]:
             rare = self._rare(prompt)
-            # With half of the rare shingles, less what all others may count for, the similarity can reach `NEAR`.
+            # With fewer shared rare shingles than this, no other shared shingles bring the similarity to `NEAR`.
             least = NEAR * len(rare) - (1 - NEAR) * (len(self._of(prompt)) - len(rare)) * _TEMPLATE / _RARE
             shared = Counter(other for shingle in rare for other in having.get(shingle, ()) if other != prompt)
             found = [(o, self._weighted_similarity(prompt, o)) for o, count in shared.items() if count >= least]
