@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -105,8 +106,10 @@ def cold_start(
     state = PartialState()
     count = sft.max_steps * sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
     name_criteria = "rubric_quality" in config.reward.weighted()  # GRPO reinforces only what it has seen
-    demonstrations = list(
-        data.demonstrations or demonstrate(data.train, count, sft, config.seed, config.prompt.template, name_criteria)
+    # A file has them source by source; ours are drawn at random: a new judge's tokenizer is trained on the first.
+    written = random.Random(config.seed).sample(data.demonstrations, len(data.demonstrations))
+    demonstrations = written or list(
+        demonstrate(data.train, count, sft, config.seed, config.prompt.template, name_criteria)
     )
     model = str(config.model.path)
     if config.model.scratch is not None:
