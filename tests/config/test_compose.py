@@ -42,10 +42,11 @@ def test_overrides_are_set_and_the_last_one_wins() -> None:
 )
 def test_overrides_give_the_same_values_as_hydra(overrides: list[str]) -> None:
     text = QUICKSTART.read_text(encoding="utf-8")
-    given = [override for word in overrides for override in composition._as_overrides(word)]
+    groups = group_options()
+    given = [override for word in overrides for override in composition._as_overrides(word, groups)]
     expected = OmegaConf.to_container(composition._compose_with_hydra.__wrapped__(ASSETS, "quickstart", text, given))
     for _ in range(2):
-        assert OmegaConf.to_container(composition._composed("quickstart", text, given)) == expected
+        assert OmegaConf.to_container(composition._composed("quickstart", text, given, groups)) == expected
 
 
 def test_recipe_overrides_the_defaults_in_conf() -> None:

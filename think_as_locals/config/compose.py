@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -29,10 +28,6 @@ _RESOLVERS = ("now",)  # functions that recipes may call as `${NAME:...}`; other
 _MAX_VALUES = 20_000  # values of a recipe with its aliases expanded, long texts counting as several; ours have < 100
 _MAX_INTERPOLATED = 2_000  # values that interpolations expand to, counted alike; ours have 10
 _LONG_TEXT = 100  # characters
-_NO_HYDRA_SETTINGS = [  # Hydra's own, a fifth of the time of a composition
-    f"~hydra/{group}"
-    for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
-]
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -42,10 +37,11 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
     from omegaconf.errors import OmegaConfBaseException
 
     recipe = find_recipe(path)
-    given = [override for text in overrides for override in _as_overrides(text)]
+    groups = group_options()
+    given = [override for text in overrides for override in _as_overrides(text, groups)]
     try:
         text = recipe.read_text(encoding="utf-8")
-        composed = _composed(recipe.stem, text, given)
+        composed = _composed(recipe.stem, text, given, groups)
         with _plain_interpolations():
             unset = sorted(OmegaConf.missing_keys(composed))
             values: Any = OmegaConf.to_container(composed, resolve=True)
@@ -73,7 +69,7 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
     return {str(key): value for key, value in values.items() if not str(key).startswith("if ")}
 
 
-def _composed(name: str, text: str, given: Sequence[str]) -> DictConfig:
+def _composed(name: str, text: str, given: Sequence[str], groups: Mapping[str, Sequence[str]]) -> DictConfig:
     """Return what Hydra composes from a recipe's text, from a cache if only values differ, as they do in a sweep.
 
     Hydra sets values after it has composed all options, so they are set here in a copy of the composition.
@@ -81,7 +77,7 @@ def _composed(name: str, text: str, given: Sequence[str]) -> DictConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    groups, values, rest = group_options(), list[str](), list[str]()
+    values, rest = list[str](), list[str]()
     for override in given:
         key = re.match(r"\+\+([^@/=]+)=", override)
         (values if key and key[1] not in groups else rest).append(override)
@@ -97,17 +93,11 @@ def _composed(name: str, text: str, given: Sequence[str]) -> DictConfig:
 
 @lru_cache(maxsize=32)
 def _compose_with_hydra(assets: Path, name: str, text: str, overrides: Sequence[str], changed: int = 0) -> DictConfig:
-    from hydra import compose, initialize_config_dir
+    from think_as_locals.config.assets_source import compose
 
-    from think_as_locals.config import assets_source  # noqa: F401 - registers itself
-
-    ours = [f"hydra.searchpath=[{quoted(f'assets://{assets}')}]", f"recipe={quoted(name)}", *_NO_HYDRA_SETTINGS]
     _check_document(text)
-    # In a temporary folder, as files next to a recipe would shadow conf/.
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "a_recipe.yaml").write_text(text, encoding="utf-8")
-        with initialize_config_dir(folder, version_base="1.3"), _plain_interpolations():
-            return compose("a_recipe", overrides=[*ours, *overrides])
+    with _plain_interpolations():
+        return compose(assets, text, [f"recipe={quoted(name)}", *overrides])
 
 
 def group_options() -> dict[str, list[str]]:
@@ -159,7 +149,7 @@ _CHOICES = {  # keys that choose an option of a group with another name, and wha
 }
 
 
-def _as_overrides(text: str) -> list[str]:
+def _as_overrides(text: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
     """Translate an override for Hydra: choose an option of a group, or set any other key, which the schema checks."""
     key, _, option = text.partition("=")
     if not key or ("=" not in text and not text.startswith("~")):
@@ -174,7 +164,7 @@ def _as_overrides(text: str) -> list[str]:
     if key.lstrip("+~") == "recipe":
         raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
     choice = next((choice for pattern, choice in _CHOICES.items() if re.fullmatch(pattern, key)), key)
-    options = group_options().get(choice.lstrip("+").partition("@")[0])
+    options = groups.get(choice.lstrip("+").partition("@")[0])
     if options is None:
         # Hydra merges a mapping into the one that is there: emptied first, it is replaced.
         emptied = [f"++{key}=null"] if option.startswith("{") and not key.startswith(("+", "~")) else []
@@ -251,10 +241,13 @@ def _check_document(text: str) -> None:
             sizes[id(node)] = min(1 + text + sum(map(size, inner)), _MAX_VALUES + 1)
         return sizes[id(node)]
 
-    document = yaml.compose(text, Loader=yaml.SafeLoader)
-    if document is not None and size(document) > _MAX_VALUES:
+    loader = yaml.SafeLoader(text)
+    document = loader.get_single_node()
+    if document is None:
+        return
+    if size(document) > _MAX_VALUES:
         raise ConfigError(f"its aliases expand to more than {_MAX_VALUES:,} values: write out those you need")
-    values = yaml.safe_load(text)
+    values = loader.construct_document(document)
     chosen = values.get("defaults") if isinstance(values, dict) else None
     if chosen is not None and ("hydra" in values or "hydra/" in str(chosen) or "@package" in text):
         raise ConfigError("Hydra's own keys (hydra, hydra/..., @package) have no effect in a recipe: drop them")
