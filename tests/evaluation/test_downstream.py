@@ -35,7 +35,7 @@ from think_as_locals.evaluation.downstream import (
     write_selections,
 )
 from think_as_locals.reward_models.training_items import training_hashes
-from think_as_locals.types import ConfigError, DataError, Item
+from think_as_locals.types import DataError, Item
 
 
 def a_row(texts: Sequence[str], number: int = 0, **changes: Any) -> Candidates:
@@ -121,17 +121,6 @@ def test_ties_are_broken_at_random_by_seed() -> None:
         assert set(chosen) == set(range(16))
         assert 6 < sum(chosen) / len(chosen) < 9
     assert best_scored(rows, constant, 0) != best_scored(rows, constant, 1)
-
-
-@pytest.mark.parametrize("size", [1, 9])
-def test_invalid_group_size_is_rejected(size: int) -> None:
-    with pytest.raises(ConfigError, match=f"groups of 2 to 8, got {size}"):
-        tournament([a_row("ab")], by_length, size, 0)
-
-
-def test_missing_score_error_names_the_item() -> None:
-    with pytest.raises(DataError, match="item '7#0': expected a finite score"):
-        best_scored([a_row("ab", 7)], lambda items: [(1.0,) for _ in items], 0)
 
 
 # --- what it is worth ---

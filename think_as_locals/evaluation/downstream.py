@@ -27,12 +27,12 @@ from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import macro_warning
 from think_as_locals.evaluation.pages import axis, spread, templates
-from think_as_locals.evaluation.probes import Scorer, scored
+from think_as_locals.evaluation.probes import Scorer
 from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
 from think_as_locals.evaluation.tables import Cell, Figure, Table
 from think_as_locals.runtime.files import read_json, write_json, write_rows, write_text
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import LABELS, ConfigError, DataError, Item
+from think_as_locals.types import LABELS, DataError, Item
 
 _MIN_RMS = 3  # with fewer reward models every correlation is perfect, or undefined
 _FEW_RMS = 10  # with fewer the result carries a warning
@@ -60,8 +60,6 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
     This is for judges that compare responses. The highest score of a group reaches the next round (after a tie or parse
     failures the first drawn), as does one alone in its group. The scorer is called once for each round.
     """
-    if not 2 <= group_size <= len(LABELS):
-        raise ConfigError(f"a tournament has groups of 2 to {len(LABELS)}, got {group_size}")
     left = [_shuffled(row, seed) for row in rows]
     stage = 0
     while any(len(drawn) > 1 for drawn in left):
@@ -140,7 +138,7 @@ def _part_scores(
         )
         for i, (row, part) in enumerate(compared)
     ]
-    answers = iter(scored(items, scorer))
+    answers = iter(scorer(items) if items else ())
     return [
         [-math.inf if math.isnan(score) else score for score in next(answers)] if len(part) > 1 else [0.0]
         for _, part in parts

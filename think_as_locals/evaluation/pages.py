@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from think_as_locals.evaluation import carb
@@ -21,8 +22,6 @@ from think_as_locals.evaluation.tables import METHODS, isolate, without_bidi
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.run_folder import RunFolder
-
-_ESCAPED = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +71,11 @@ def templates(*folders: Path) -> Environment:
         "culture": culture_name,
         "language": language_name,
         "sha256": lambda text: base64.b64encode(hashlib.sha256(str(text).encode()).digest()).decode(),
-        "embedded": embedded,
+        "embedded": partial(htmlsafe_json_dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
         "without_bidi": without_bidi,
         "method": lambda name: METHODS.get(name, name),
     }
     return environment
-
-
-def embedded(value: Any) -> Markup:
-    """Return a value as JSON for a script element; no text in it can close the element or open a tag."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.translate(_ESCAPED))  # noqa: S704 - nothing is left that HTML gives a meaning to
 
 
 def axis(low: float, high: float, start: float, end: float, ticks: int = 5) -> Axis:

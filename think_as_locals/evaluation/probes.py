@@ -73,7 +73,7 @@ def probe(
     # Sorted, since sums are rounded: the result must not depend on the order of items.
     pairs = {edit: sorted(of_edit, key=lambda pair: pair.before.id) for edit, of_edit in edits.items()}
     every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair[:2])]))
-    scores = dict(zip(every, scored(every, scorer), strict=True))
+    scores = dict(zip(every, scorer(every), strict=True))
     spread = _spread([scores[item] for item in items])
     estimate = partial(estimate_mean, samples=samples, seed=seed)
     found: dict[str, Any] = {"n_items": len(items), "spread": spread}
@@ -122,18 +122,6 @@ def applied(found: Mapping[str, Any]) -> Iterator[str]:
         why = "; ".join(reasons)
         share = f"{name} applies to {100 * part['applicable']:.1f} % of {found['n_items']:,} items"
         yield f"{share}: {why}" if why else share
-
-
-def scored(items: Sequence[Item], scorer: Scorer) -> list[tuple[float, ...]]:
-    """Return a scorer's scores of items, if there are any; a DataError names an item without valid scores."""
-    scores = scorer(items) if items else []
-    if len(scores) != len(items):
-        raise DataError(f"the scorer was asked about {len(items)} items and gave scores of {len(scores)}")
-    for item, of_item in zip(items, scores, strict=True):
-        if len(of_item) != len(item.responses) or any(map(math.isinf, of_item)):
-            expected = f"a finite score, or NaN for none, for each of its {len(item.responses)} responses"
-            raise DataError(f"item {item.id!r}: expected {expected}, the scorer gave {of_item}")
-    return scores
 
 
 def _summary(changes: Sequence[Change], form: Form, estimate: Estimator) -> dict[str, Any]:

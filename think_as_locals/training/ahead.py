@@ -25,9 +25,7 @@ from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-import torch
 from accelerate.utils import broadcast_object_list
-from torch import Tensor
 
 from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.training.served_engine import Sampled, ServedGeneration
@@ -93,15 +91,14 @@ class SampledAhead:
         self._trainer.log_rollouts("rollout/staleness", staleness)
         return [one.token_ids for one in found], [one.log_probs for one in found]
 
-    def state(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        """Wait until nothing is in flight; return, on the main process, the rollouts that have not been used yet."""
-        metadata: list[dict[str, Any]] = []
-        tensors: dict[str, Tensor] = {}
+    def state(self) -> list[dict[str, Any]]:
+        """Wait until nothing is in flight; return, on the main process, the batches that have not been used yet."""
+        batches: list[dict[str, Any]] = []
         if not self._trainer.accelerator.is_main_process:
-            return metadata, tensors
+            return batches
         stops = self._trainer.control.should_training_stop
         until = time.monotonic() + min(self._engine.limit_s, _STOPPING_S if stops else math.inf)  # for all of them
-        for index, batch in enumerate(self._batches):
+        for batch in self._batches:
             try:
                 sampled = batch.sampled.result(until - time.monotonic())
             except Exception as error:  # any exception: training itself ends with it, at the next batch
@@ -111,20 +108,18 @@ class SampledAhead:
             if sampled is None:  # the server was restarted, and was reported
                 break
             numbers = {"number": batch.number, "weights": batch.weights, "prompts": batch.prompts}
-            metadata.append({**numbers, "prefix_cache": sampled.prefix_cache})
-            tensors |= {f"ahead/{index}/{name}": value for name, value in _as_tensors(sampled.completions).items()}
-        return metadata, tensors
+            completions = [[each.token_ids, each.log_probs] for each in sampled.completions]
+            batches.append({**numbers, "completions": completions, "prefix_cache": sampled.prefix_cache})
+        return batches
 
-    def load_state(self, metadata: Sequence[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+    def load_state(self, batches: Sequence[dict[str, Any]]) -> None:
         """Restore the state that each rank has saved; all ranks call this."""
-        [gathered] = broadcast_object_list([list(metadata)])
-        for index, values in enumerate(gathered):
+        for values in broadcast_object_list([list(batches)])[0]:
+            completions = [SampledTokens(*each, []) for each in values.pop("completions")]
             prefix_cache = tuple(values.pop("prefix_cache"))
             batch = _Batch(**values)
             if self._trainer.accelerator.is_main_process:
-                prefix = f"ahead/{index}/"
-                own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-                batch.sampled.set_result(Sampled(_from_tensors(own), prefix_cache))
+                batch.sampled.set_result(Sampled(completions, prefix_cache))
             self._batches.append(batch)
 
     def _start(self, number: int) -> None:
@@ -179,22 +174,3 @@ class SampledAhead:
 
 def _prompts_digest(prompts: Prompts) -> str:
     return hashlib.sha256(repr(prompts).encode()).hexdigest()
-
-
-def _as_tensors(completions: Sequence[SampledTokens]) -> dict[str, Tensor]:
-    """Return completions as concatenated tensors: lengths (B), token ids and log-probabilities (all tokens)."""
-    scores = [torch.nan if value is None else value for one in completions for value in one.log_probs]
-    return {
-        "lengths": torch.tensor([len(one.token_ids) for one in completions]),
-        "token_ids": torch.tensor([token for one in completions for token in one.token_ids]),
-        "log_probs": torch.tensor(scores, dtype=torch.float32),  # the type that TRL turns them into
-    }
-
-
-def _from_tensors(tensors: dict[str, Tensor]) -> list[SampledTokens]:
-    lengths = tensors["lengths"].tolist()
-    ids, scores = (torch.split(tensors[name], lengths) for name in ("token_ids", "log_probs"))
-    return [
-        SampledTokens(i.tolist(), [None if value != value else value for value in s.tolist()], [])
-        for i, s in zip(ids, scores, strict=True)
-    ]

@@ -125,8 +125,7 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             # Micro-batches may be views of one tensor, which safetensors does not store.
             tensors |= {f"{number}/{k}": v.clone().contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
         if self._ahead:
-            values["ahead"], sampled = self._ahead.state()
-            tensors |= sampled
+            values["ahead"] = self._ahead.state()
         return values, tensors
 
     def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
@@ -138,10 +137,9 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self._buffered_inputs = values["rollouts"] or None
         for name, tensor in tensors.items():
             number, _, key = name.partition("/")
-            if number != "ahead":
-                values["rollouts"][int(number)][key] = tensor
+            values["rollouts"][int(number)][key] = tensor
         if self._ahead:
-            self._ahead.load_state(values["ahead"], tensors)
+            self._ahead.load_state(values["ahead"])
         if self.shuffle_dataset:
             for _ in range(int(self.state.epoch or 0)):  # else TRL's sampler repeats the order of the first epoch
                 torch.randperm(self._order.num_samples, generator=self._order.generator)
