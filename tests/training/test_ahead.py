@@ -219,7 +219,7 @@ def test_checkpoint_waits_no_longer_for_several_batches_than_for_one(
     for seconds, batch in zip((0.1, 0.7), batches, strict=False):
         Timer(seconds, batch.sampled.set_result, [Sampled([], (0.0, 0.0))]).start()
     began = time.monotonic()
-    assert [each["number"] for each in trainer._ahead.state()[0]] == [1]
+    assert [each["number"] for each in trainer._ahead.state()] == [1]
     assert limit <= time.monotonic() - began < limit + 0.25
     assert "a checkpoint without what the server was sampling (TimeoutError: ): it is sampled again" in caplog.text
 

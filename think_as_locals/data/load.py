@@ -100,10 +100,7 @@ def describe_items(items: Sequence[Item]) -> str:
 
 
 def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> TrainingData:
-    """Load and split the sources of a run, mix their training items, and load the sets that it evaluates on.
-
-    `eval.max_items` limits each set, with equally many items from each `cell`.
-    """
+    """Load and split the sources of a run, mix their training items, and load the sets that it evaluates on."""
     splits = {name: load(data, config.seed) for name, data in config.data.sources.items()}
     weights = config.data.weights if config.data.source == "mix" else None
     mixed = mix({name: sides.train for name, sides in splits.items()}, weights)

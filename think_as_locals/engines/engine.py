@@ -75,10 +75,7 @@ def load_engine(
     revision: str | None = None,
     vllm: Mapping[str, Any] = MappingProxyType({}),
 ) -> Engine:
-    """Load a chat model from a directory or the Hub into this process, importing only what its backend needs.
-
-    `vllm` has options by their names in conf/rm/shared/vllm.yaml; with another backend they are a ConfigError.
-    """
+    """Load a chat model into this process with what its backend needs alone; `vllm` options are for that backend."""
     common: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
     if vllm and backend != "vllm":
         raise ConfigError(f"{', '.join(vllm)}: got with backend={backend}, but only vllm reads them")

@@ -256,16 +256,12 @@ class _Promoting(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _PROMOTED:
-            args, kwargs = tree_map_only(Tensor, _promoted, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, lambda t: t.float() if t.dtype in _HALF else t, (args, kwargs))
         elif func is Tensor.to and any(
             wanted is half for wanted in (*args[1:2], kwargs.get("dtype")) for half in _HALF
         ):
             return args[0]  # PEFT rounds activations to the type of an adapter
         return func(*args, **kwargs)
-
-
-def _promoted(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _HALF else tensor
 
 
 def scores_differ(model: nn.Module, pad_id: int | None, device: torch.device, *, full_precision: bool) -> str | None:

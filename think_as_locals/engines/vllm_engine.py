@@ -88,11 +88,7 @@ class VLLMEngine(TokenEngine):
         max_model_length: int | None = None,
         **options: Any,
     ) -> VLLMEngine:
-        """Load a judge from a directory or the Hub; a ModelError without a chat template.
-
-        `options` go to vLLM under the names that it shares with us: tensor_parallel_size, gpu_memory_utilization,
-        quantization.
-        """
+        """Load a judge; a ModelError without a chat template. `options` are those of conf/rm/shared/vllm.yaml."""
         prepare()
         from vllm import LLM
 

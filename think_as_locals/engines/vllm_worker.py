@@ -54,10 +54,7 @@ class WorkerExtension:
     _weight_update_active: bool
 
     def tal_state(self) -> dict[str, Any]:
-        """Return the name of the weights, whether they are being updated, numeric types and adapter limits.
-
-        `connected` says whether the worker is in an NCCL group from which it receives weights.
-        """
+        """Return the name of the weights, whether an update or an NCCL group is open, numeric types, adapter limits."""
         config = self.model_runner.model_config
         return {
             "weights": config.model,

@@ -183,10 +183,7 @@ def trained_on_note(summary: Mapping[str, Any]) -> str:
 def save(
     scored: Iterable[ScoredItem], path: Path, judgements: dict[Path, Judgements] | None = None, **about: Any
 ) -> dict[str, Any]:
-    """Write and return a CARB file; all judgements go to a table with the same name and the suffix `.parquet`.
-
-    They are added to `judgements`, by the path of the table.
-    """
+    """Write and return a CARB file; the judgements go to a table beside it, and by its path to `judgements`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = path.with_suffix(".parquet")
     judged = Judgements(written(table, scored))

@@ -93,10 +93,7 @@ class LeaderboardEntry:
 def write_leaderboard(
     runs: Sequence[Path], folder: Path, items: Iterable[Item] = (), judgements: Mapping[Path, Judgements] | None = None
 ) -> Path:
-    """Write `leaderboard.json`, `leaderboard.md` and `leaderboard.html`; return the page's path.
-
-    Items, and judgements by the path of their table, that are in memory already are not read again.
-    """
+    """Write `leaderboard.json`, `.md` and `.html`, and return the page's path; what is given is not read again."""
     same_items = grouped(read_entries(runs, items, judgements), lambda entry: entry.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
     boards = [board(entries) for entries in ranked]
@@ -127,11 +124,7 @@ def on_terminal(folder: Path) -> Iterator[RenderableType]:
 def read_entries(
     runs: Sequence[Path], items: Iterable[Item] = (), judgements: Mapping[Path, Judgements] | None = None
 ) -> list[LeaderboardEntry]:
-    """Load the reward models of runs, under distinct names.
-
-    An evaluation has a `carb/NAME.json` for each; of a training run, which has `carb/step-N.json`, the last step
-    counts under the name of the run. A DataError names a run that is given twice or a file that cannot be read.
-    """
+    """Load all reward models of evaluations and the last step of training runs, under distinct names."""
     folders = Counter(run.resolve() for run in runs)
     for run, times in folders.items():
         if times > 1:

@@ -136,11 +136,7 @@ def draw(
     bar: Progress,
     peers: Peers = ALONE,
 ) -> None:
-    """Sample candidates, score them, and write the folder's `candidates.jsonl` and, last, `candidates.json`.
-
-    Answers are kept in a journal for each candidate number, so that a run that was killed does not sample again.
-    Several processes of a launch share the sampling.
-    """
+    """Sample candidates, score them, and write the folder's `candidates.jsonl` and, last, `candidates.json`."""
     if peers.exchange(folder.candidates_summary.is_file())[0]:
         return
     items = [question.item for question in questions]

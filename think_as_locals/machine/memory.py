@@ -279,10 +279,7 @@ _STEP = 256  # lengths are multiples of this
 
 
 def fitted(config: Config, longest: Callable[[], int], recipe: str, overrides: Sequence[str]) -> Config:
-    """Return the configuration with length and memory share of a colocated vLLM filled in where they are null.
-
-    `longest` is called only if needed, as it may load a tokenizer.
-    """
+    """Fill in a colocated vLLM's length (`longest` may load a tokenizer) and share of memory where they are null."""
     if config.rollout.backend != "vllm_colocate":
         return config
     if config.rollout.max_model_length is None and config.model.path is not None:

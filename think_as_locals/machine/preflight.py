@@ -78,10 +78,7 @@ def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
 
 
 def missing_for(config: Config | ServeConfig, skip: str | None = None) -> list[str]:
-    """Return what is missing, a sentence each; sections whose place begins with `skip` are not checked.
-
-    The config.json of a model may be downloaded.
-    """
+    """Return what is missing, a sentence each; sections whose place begins with `skip` are not checked."""
     missing = packages("train")
     missing += packages("serve") if isinstance(config, ServeConfig) else write_faults(config.run.dir)
     for place, section in sections(config):

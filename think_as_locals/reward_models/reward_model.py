@@ -115,10 +115,7 @@ def too_long_reason(answers: Sequence[Answer]) -> str | None:
 
 
 def combine(rm: RewardModel, answered: Iterable[tuple[Item, Sequence[Answer]]]) -> Iterator[ScoredItem]:
-    """Yield the predictions on items, given the answers to the requests about each.
-
-    For an item that is too long, the judgement has no verdict and says so.
-    """
+    """Yield the predictions on items, given the answers about each; one that is too long has no verdict and says so."""
     for item, answers in answered:
         if why := too_long_reason(answers):
             judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), completion=why)

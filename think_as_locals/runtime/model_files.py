@@ -35,10 +35,7 @@ def unreachable() -> str | None:
 
 
 def model_file(path: str, name: str, revision: str | None = None) -> Path | None:
-    """Return a file of a model in a directory or on the Hub; `None` if it has no such file.
-
-    A ModelError says that there is no such model, or that the Hub cannot be reached.
-    """
+    """Return a model's file, in a directory or on the Hub, or `None`; a ModelError if there is no such model."""
     if Path(path).is_dir():
         file = Path(path) / name
         return file if file.is_file() else None

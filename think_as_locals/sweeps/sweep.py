@@ -177,10 +177,7 @@ class JobResult:
 def read_job_results(
     sweep: Path, combinations: Mapping[str, Combination], stop_requested: bool
 ) -> tuple[Metric, list[JobResult]]:
-    """Return the metric by which jobs are compared, and a row for each job, best first, failed ones last.
-
-    The metric is on validation items, if all jobs have some.
-    """
+    """Return the metric of jobs, on validation items if all have some, and a row for each, best first, failed last."""
     found: dict[str, dict[str, Any]] = {VALIDATION: {}, TEST: {}}
     for name, by_set in product(combinations, found):
         if paths := list(RunFolder(sweep / name).evaluated_steps(by_set).values()):

@@ -398,10 +398,7 @@ def adapter_config(config: GrpoConfig, section: TrlSection) -> LoraConfig | None
 
 
 def check_arguments(config: GrpoConfig | ScpoConfig, processes: int | None = None) -> None:
-    """Check all settings with TRL's own configurations, for a number of processes.
-
-    `None` stands for those of this launch, which have joined.
-    """
+    """Check all settings with TRL's configurations, for this many processes (`None`: those that have joined)."""
     kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
     faults = []
     for name, kind in kinds.items():

@@ -78,6 +78,7 @@ class NCCLTransfer:
     def _connect(self) -> Any:
         from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
+        from vllm.utils.network_utils import get_ip, get_open_port
 
         weights = self._weights
 
@@ -95,16 +96,10 @@ class NCCLTransfer:
 
         address, port, workers = "", 0, 0
         if self.client:
-            (address, port), workers, self.joined = _free_address(), self.client.world_size(), self.client.servers.ready
+            address, port = get_ip(), get_open_port()  # by which the servers reach this machine
+            workers, self.joined = self.client.world_size(), self.client.servers.ready
         info = NCCLTrainerInitInfo(master_address=address, master_port=port, world_size=1 + workers, rank=self._rank)
         return NCCLTrainerWeightTransferEngine.trainer_init(info, client=self.client, source=PolicyWeights())
-
-
-def _free_address() -> tuple[str, int]:
-    """Return the address by which others reach this machine, and a free port."""
-    from vllm.utils.network_utils import get_ip, get_open_port
-
-    return get_ip(), get_open_port()
 
 
 def nccl_unsupported_reason(states: list[dict[str, Any]]) -> str | None:

@@ -127,7 +127,8 @@ class CheckedGeneration(VLLMGeneration, ABC):
 
     def _compare(self, completions: Sequence[SampledTokens]) -> float:
         """Return the difference of the worst rank in nats: the maximum in full precision, the mean in half."""
-        precision, tolerance = self._precision, self._config.rollout.tolerance
+        tolerance = self._config.rollout.tolerance
+        precision = "full" if self._dtype == self._config.model.dtype == "float32" else "half"
         limit, named = getattr(tolerance, precision), f"rollout.tolerance.{precision}"
         if self._noise is not None and (usual := max(tolerance.growth * self._noise, _NEGLIGIBLE * limit)) < limit:
             limit, named = usual, f"rollout.tolerance.growth times {self._noise:.2g}, the difference of the first sync"
@@ -150,10 +151,6 @@ class CheckedGeneration(VLLMGeneration, ABC):
             )
         self._noise = difference if self._noise is None else self._noise
         return difference
-
-    @property
-    def _precision(self) -> str:
-        return "full" if self._dtype == self._config.model.dtype == "float32" else "half"
 
     @torch.no_grad()
     def _policy_log_probs(self, completions: list[list[int]]) -> torch.Tensor:

@@ -174,15 +174,13 @@ class ServedGeneration(CheckedGeneration):
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
         for _ in range(_RESTARTS):
-            if self.on_main(self._lack_weights):  # never given this run's base weights, or restarted
+            # Never given this run's base weights, or restarted.
+            if self.on_main(lambda: any(state["weights"] != self._loaded for state in self._servers.states())):
                 self._send(self._new_name(), self._counted(base_parameters(self.model, self._dist.gather_params)))
             if (answers := self.on_main(lambda: self._load_adapter(tensors))) is not None:
                 self._answers = answers
                 return
         raise TrainingError(self.on_main(lambda: self._restart_message("took an adapter", self._fault)))
-
-    def _lack_weights(self) -> bool:
-        return any(state["weights"] != self._loaded for state in self._servers.states())
 
     def _load_adapter(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens] | None:
         """Load the adapter; return the answers to the sync check, or `None` if no server has its base weights."""
