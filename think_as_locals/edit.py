@@ -13,16 +13,7 @@ from typing import Any
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import EditConfig
-from think_as_locals.data.edit_rules import (
-    EDIT_RULES,
-    Texts,
-    broken_rules,
-    prompt_text,
-    read_answer,
-    request_text,
-    skip_reason,
-    target_language,
-)
+from think_as_locals.data import edit_rules
 from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import language_tag
 from think_as_locals.data.load import describe_items, load_side
@@ -71,7 +62,9 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
         write_json(folder.yields, {"n_items": len(items), "probes": found})
         if not rows:
             broken = sum((Counter(part["broken"]) for part in found.values()), Counter[str]()).most_common(1)
-            most = f"broken most: {EDIT_RULES.get(broken[0][0], TOO_LONG)}" if broken else "none was asked for"
+            most = (
+                f"broken most: {edit_rules.EDIT_RULES.get(broken[0][0], TOO_LONG)}" if broken else "none was asked for"
+            )
             raise DataError(
                 f"no edit of {len(items)} items keeps the rules ({most}): look at {folder.yields} and at the journals "
                 f"beside it; raise tries or max_completion_length, or choose another editor"
@@ -95,7 +88,7 @@ class Editing:
 
     def run(self, items: Sequence[Item]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return a row for each edit that keeps the rules, in the order of the items, and the counts."""
-        reasons = {item.id: skip_reason(self.probe, item, self._language) for item in items}
+        reasons = {item.id: edit_rules.skip_reason(self.probe, item, self._language) for item in items}
         tally = YieldCounter([item for item in items if reasons[item.id] is None], ("kept", "rejected"))
         rows = [row for number in range(1, self.config.tries + 1) for row in self._try(number, tally)]
         not_asked = Counter(reason for reason in reasons.values() if reason)
@@ -107,7 +100,7 @@ class Editing:
         return str(language_tag(self.config.language))
 
     def _target(self, item: Item) -> str | None:
-        return target_language(item, self._language) if self.probe == "CL" else None
+        return edit_rules.target_language(item, self._language) if self.probe == "CL" else None
 
     def _try(self, number: int, tally: YieldCounter) -> list[dict[str, Any]]:
         """Ask about the remaining items, and return a row for each edit that keeps the rules."""
@@ -120,7 +113,7 @@ class Editing:
         }
         sampling = Sampling(max_completion_length=config.max_completion_length, **drawn)
         sampler = Sampler(self.engine, sampling, self.chunk_size, self._conversation, lambda r: r.item.prompt)
-        prompt = hashlib.sha256(prompt_text(self.probe).encode()).hexdigest()[:16]
+        prompt = hashlib.sha256(edit_rules.prompt_text(self.probe).encode()).hexdigest()[:16]
         made = {"editor": dict(self.identity), "prompt": prompt, **drawn}
         identity = {**made, "language": self._language, "max_completion_length": config.max_completion_length}
         path, advance_bar = (
@@ -139,24 +132,24 @@ class Editing:
     def _conversation(self, request: Request) -> Messages:
         item = request.item
         language = language_name(self._target(item) or item.language)
-        text = request_text(self.probe, item, culture_name(item.culture), language)
+        text = edit_rules.request_text(self.probe, item, culture_name(item.culture), language)
         return [{"role": "user", "content": break_tokens(text, self.engine.special_tokens)}]
 
-    def _read(self, item: Item, answer: Answer, tally: YieldCounter) -> Texts | None:
+    def _read(self, item: Item, answer: Answer, tally: YieldCounter) -> edit_rules.Texts | None:
         """Count an answer; return its edit if that keeps the rules."""
         after = None
         if TOO_LONG in answer:
             broken = [TOO_LONG]
         elif answer["finish_reason"] != "stop":
             broken = ["complete"]
-        elif (after := read_answer(self.probe, item, answer["text"])) is None:
+        elif (after := edit_rules.read_answer(self.probe, item, answer["text"])) is None:
             broken = ["format"]
         else:
-            broken = broken_rules(self.probe, item, after, self._target(item))
+            broken = edit_rules.broken_rules(self.probe, item, after, self._target(item))
         tally.add(item, "rejected" if broken else "kept", broken)
         return None if broken else after
 
-    def _row(self, item: Item, after: Texts, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    def _row(self, item: Item, after: edit_rules.Texts, provenance: Mapping[str, Any]) -> dict[str, Any]:
         """Return an edit as `eval.probes` reads it: the item, and its edited fields."""
         prompt = {"prompt": after.prompt} if after.prompt != item.prompt else {}
         responses = {"responses": list(after.responses)} if after.responses != item.responses else {}
@@ -172,7 +165,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     first = yield_table("probe", "items edited, % of those asked about", probes, counted)
     why: list[list[Cell]] = [
         [meaning, *(f"{part['broken'].get(rule, 0):,}" for part in probes.values())]
-        for rule, meaning in {**EDIT_RULES, TOO_LONG: "the item is not too long for the editor"}.items()
+        for rule, meaning in {**edit_rules.EDIT_RULES, TOO_LONG: "the item is not too long for the editor"}.items()
         if any(rule in part["broken"] for part in probes.values())
     ]
     reasons = dict.fromkeys(reason for part in probes.values() for reason in part["not_asked"])

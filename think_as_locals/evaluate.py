@@ -19,18 +19,9 @@ from think_as_locals.data import read
 from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, no_edit_reason, of_items, read_edits
 from think_as_locals.data.load import Candidates, describe_items, load_side, read_candidates
 from think_as_locals.data.splits import select
-from think_as_locals.evaluation import carb
+from think_as_locals.evaluation import carb, downstream
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.downstream import (
-    best_scored,
-    read_results,
-    selection_quality,
-    tables,
-    tournament,
-    write_selections,
-    write_validity,
-)
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
@@ -169,14 +160,14 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
 def _validity(folder: RunFolder, errors: Console) -> None:
     """Write and print how well accuracy predicts the quality of what is selected, if that can be computed."""
     try:
-        drawn = write_validity(read_results(folder.path), folder.path)
+        drawn = downstream.write_validity(downstream.read_results(folder.path), folder.path)
     except DataError as error:
         errors.print(f"no r2: {error}", markup=False)
         return
     found = read_json(folder.validity)
     if found["warning"]:
         errors.print(f"warning: {found['warning']}", markup=False)
-    print_result(*(table.terminal() for table in tables(found)))
+    print_result(*(table.terminal() for table in downstream.tables(found)))
     print(f"validity     {drawn}")
 
 
@@ -295,15 +286,15 @@ class RewardModelEvaluation:
         """Measure which candidates it selects, and how good these are if that is known."""
         config, section, rows = self.config, self.config.rms[self.name], self.data.candidates
         if isinstance(section, QuerySection) and section.protocol == "listwise":
-            chosen = tournament(rows, collector.scores, _TOURNAMENT_SIZE, config.seed)
+            chosen = downstream.tournament(rows, collector.scores, _TOURNAMENT_SIZE, config.seed)
         else:
-            chosen = best_scored(rows, collector.scores, config.seed)
+            chosen = downstream.best_scored(rows, collector.scores, config.seed)
         if not self.peers.is_main:
             return
         table = self._result("selections").with_suffix(".jsonl")
         table.unlink(missing_ok=True)  # of a run that was killed between the two files
-        write_selections(rows, chosen, table)
+        downstream.write_selections(rows, chosen, table)
         found: dict[str, Any] = {"n": len(rows)}
         if rows[0].qualities is not None:
-            found |= selection_quality(rows, chosen, config.eval.bootstrap_samples, config.seed)
+            found |= downstream.selection_quality(rows, chosen, config.eval.bootstrap_samples, config.seed)
         write_json(self._result("selections"), found)

@@ -6,39 +6,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from think_as_locals.config.schema import (
-    AnyData,
-    DataSection,
-    Dtype,
-    EvaluationSizeSection,
-    GrpoSection,
-    KeyVariable,
-    LoraSection,
-    ModelPath,
-    ModelSection,
-    Name,
-    Orders,
-    OwnName,
-    PolicyEvalSection,
-    Recipe,
-    RolloutSection,
-    RunConfig,
-    RunSection,
-    Section,
-    Seed,
-    Share,
-    Side,
-    TemplateKwargs,
-    Url,
-)
+from think_as_locals.config import schema
 from think_as_locals.types import Convention, CultureShown, ProtocolKind, RubricLanguage, TooLong
 
 
-class QuerySection(Section):
+class QuerySection(schema.Section):
     """How a generative reward model is queried."""
 
     protocol: ProtocolKind
-    orders: Orders
+    orders: schema.Orders
     convention: Convention
     margins: bool
 
@@ -46,12 +22,12 @@ class QuerySection(Section):
 VLLM_OPTIONS = ("tensor_parallel_size", "max_model_length", "gpu_memory_utilization", "quantization")
 
 
-class LoadedSection(Section):
+class LoadedSection(schema.Section):
     """A model in this process."""
 
-    path: ModelPath
+    path: schema.ModelPath
     revision: str | None
-    dtype: Dtype | None
+    dtype: schema.Dtype | None
     batch_size: PositiveInt
 
     @property
@@ -67,7 +43,7 @@ class LocalModelSection(LoadedSection):
     chunk_size: PositiveInt
     tensor_parallel_size: PositiveInt
     max_model_length: PositiveInt | None
-    gpu_memory_utilization: Share | None
+    gpu_memory_utilization: schema.Share | None
     quantization: str | None
 
     @property
@@ -85,16 +61,16 @@ class JudgeSection(QuerySection, LocalModelSection):
     culture: CultureShown | None
     rubric_language: RubricLanguage | None
     max_completion_length: PositiveInt | None
-    chat_template_kwargs: TemplateKwargs | None
+    chat_template_kwargs: schema.TemplateKwargs | None
 
 
-class PolicyServerSection(Section):
+class PolicyServerSection(schema.Section):
     """A chat model behind an OpenAI-compatible server, whose answers are candidates or edits."""
 
     kind: Literal["server"]
-    url: Url
+    url: schema.Url
     model: str
-    key_variable: KeyVariable | None
+    key_variable: schema.KeyVariable | None
     concurrency: PositiveInt
     deadline_s: PositiveFloat
     timeout_s: PositiveFloat
@@ -119,7 +95,7 @@ class ScorerSection(LoadedSection):
     """A model in this process that scores whole responses."""
 
     device_map: Literal["auto"] | None
-    chat_template_kwargs: TemplateKwargs
+    chat_template_kwargs: schema.TemplateKwargs
     max_length: PositiveInt | None
 
 
@@ -127,20 +103,20 @@ class ClassifierSection(ScorerSection):
     """A scalar reward model: a classifier head scores each response."""
 
     kind: Literal["classifier"]
-    new_head_seed: Seed | None
+    new_head_seed: schema.Seed | None
 
 
 class ImplicitSection(ScorerSection):
     """The implicit reward of a DPO policy."""
 
     kind: Literal["implicit"]
-    reference: ModelPath | None
+    reference: schema.ModelPath | None
     reference_revision: str | None
     beta: PositiveFloat
     per_token: bool
 
 
-class ConstantSection(Section):
+class ConstantSection(schema.Section):
     kind: Literal["constant"]
     name: ClassVar[str] = ""
 
@@ -153,13 +129,13 @@ RewardModelSection = Annotated[
 TeacherSection = Annotated[JudgeSection | ServerSection, Field(discriminator="kind")]
 
 
-class DemonstrationConfig(Recipe):
+class DemonstrationConfig(schema.Recipe):
     """Right completions of a teacher, for a cold start: conf/demonstrate.yaml."""
 
-    run: RunSection
-    data: AnyData
+    run: schema.RunSection
+    data: schema.AnyData
     teacher: TeacherSection
-    items: Side
+    items: schema.Side
     tries: PositiveInt
     temperature: PositiveFloat
     both_orders: bool
@@ -170,19 +146,19 @@ class PolicySection(LocalModelSection):
     """A chat model in this process, whose answers are candidates or edits."""
 
     kind: Literal["model"]
-    chat_template_kwargs: TemplateKwargs
+    chat_template_kwargs: schema.TemplateKwargs
 
 
 ChatSection = Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
 
 
-class EditConfig(Recipe):
+class EditConfig(schema.Recipe):
     """Edits of items for the probes, by a chat model: conf/edit.yaml."""
 
-    run: RunSection
-    data: DataSection
+    run: schema.RunSection
+    data: schema.DataSection
     editor: ChatSection
-    items: Side
+    items: schema.Side
     probes: Annotated[list[Literal["CC", "RC", "CL", "RP"]], Field(min_length=1)]
     language: str
     tries: PositiveInt
@@ -190,12 +166,12 @@ class EditConfig(Recipe):
     max_completion_length: PositiveInt
 
 
-class TaskSection(Section):
+class TaskSection(schema.Section):
     """Prompts for a policy, the number of answers, and what scores them."""
 
     task: Literal["multiple_choice", "short_answers", "prompts"]
-    data: DataSection
-    items: Side
+    data: schema.DataSection
+    items: schema.Side
     num_candidates: PositiveInt
     temperature: PositiveFloat
     max_completion_length: PositiveInt
@@ -208,53 +184,53 @@ class SampleSection(TaskSection):
     policy: ChatSection
 
 
-class SampleConfig(Recipe):
+class SampleConfig(schema.Recipe):
     """Candidates of a policy: conf/sample.yaml."""
 
-    run: RunSection
+    run: schema.RunSection
     sample: SampleSection
 
 
 # The training of a policy with a reward model.
 
 
-class PolicyConfig(Recipe):
+class PolicyConfig(schema.Recipe):
     """The training of a policy: conf/policy.yaml."""
 
-    run: RunSection
-    model: ModelSection
-    data: DataSection
+    run: schema.RunSection
+    model: schema.ModelSection
+    data: schema.DataSection
     rm: RewardModelSection
-    rollout: RolloutSection
-    grpo: GrpoSection
-    lora: LoraSection | None
-    eval: PolicyEvalSection
-    tasks: Annotated[dict[OwnName, TaskSection], Field(min_length=1)]
+    rollout: schema.RolloutSection
+    grpo: schema.GrpoSection
+    lora: schema.LoraSection | None
+    eval: schema.PolicyEvalSection
+    tasks: Annotated[dict[schema.OwnName, TaskSection], Field(min_length=1)]
 
 
-GrpoConfig = RunConfig | PolicyConfig
+GrpoConfig = schema.RunConfig | PolicyConfig
 """A training by GRPO: of a judge, or of a policy."""
 
 
-class BenchmarkSection(EvaluationSizeSection):
+class BenchmarkSection(schema.EvaluationSizeSection):
     items: Literal["all", "test"]
     probes: bool | str
     candidates: str | None
     too_long: TooLong
 
 
-class EvaluationConfig(Recipe):
-    run: RunSection
-    data: DataSection
+class EvaluationConfig(schema.Recipe):
+    run: schema.RunSection
+    data: schema.DataSection
     eval: BenchmarkSection
-    rms: Annotated[dict[Name, RewardModelSection], Field(min_length=1)]
+    rms: Annotated[dict[schema.Name, RewardModelSection], Field(min_length=1)]
     sample: SampleSection | None
 
 
 # A server.
 
 
-class ScoreSection(Section):
+class ScoreSection(schema.Section):
     """How /score rewards the responses to one prompt."""
 
     protocol: Literal["round_robin", "pointwise"]
@@ -264,7 +240,7 @@ class ScoreSection(Section):
     group_wait_s: PositiveFloat
 
 
-class LimitsSection(Section):
+class LimitsSection(schema.Section):
     connections: PositiveInt
     headers_s: PositiveFloat
     body_bytes: PositiveInt
@@ -276,7 +252,7 @@ class LimitsSection(Section):
     requests_at_once: PositiveInt
 
 
-class ServeConfig(Recipe):
+class ServeConfig(schema.Recipe):
     """A judge behind HTTP."""
 
     host: Annotated[str, Field(min_length=1)]

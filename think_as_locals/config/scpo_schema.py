@@ -6,25 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from think_as_locals.config.schema import (
-    DataSection,
-    EvaluationSizeSection,
-    LoraSection,
-    ModelSection,
-    Recipe,
-    RunSection,
-    Section,
-    Seed,
-    Share,
-    TrlSection,
-)
+from think_as_locals.config import schema
 from think_as_locals.types import ConfigError
 
 Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight", "scpo_tuned"]
 """How a country's pairs are filtered and weighted (`scpo.select`)."""
 
 
-class ModeSection(Section):
+class ModeSection(schema.Section):
     """The differences between SCPO's description and its released code, one key each."""
 
     name: Literal["corrected", "as_released"]
@@ -39,7 +28,7 @@ class ModeSection(Section):
     ties: Literal["half", "wrong"]
 
 
-class GlobalRMSection(TrlSection):
+class GlobalRMSection(schema.TrlSection):
     """Training of a global RM from scratch on all countries' pairs: TRL's RewardConfig.
 
     `batch_size` is the number of pairs per optimizer step, over all processes.
@@ -76,12 +65,12 @@ class ScpoSection(GlobalRMSection):
     )
 
     variants: Annotated[list[Variant], Field(min_length=1)]
-    seeds: Annotated[list[Seed], Field(min_length=1)]
+    seeds: Annotated[list[schema.Seed], Field(min_length=1)]
     pair_counts: list[PositiveInt]
     reference: Literal["global_rm", "other_countries"]
-    filter_threshold: Share
+    filter_threshold: schema.Share
     weight_temperature: PositiveFloat
-    country_filter_thresholds: dict[str, Share]
+    country_filter_thresholds: dict[str, schema.Share]
     country_learning_rates: dict[str, PositiveFloat]
     num_train_epochs: PositiveFloat
     max_length: PositiveInt | None
@@ -97,12 +86,12 @@ class ScpoSection(GlobalRMSection):
         return threshold, self.country_learning_rates.get(country, self.learning_rate)
 
 
-class ScpoConfig(Recipe):
-    run: RunSection
-    model: ModelSection
-    data: DataSection
+class ScpoConfig(schema.Recipe):
+    run: schema.RunSection
+    model: schema.ModelSection
+    data: schema.DataSection
     mode: ModeSection
     global_rm: GlobalRMSection | None
     scpo: ScpoSection
-    lora: LoraSection | None
-    eval: EvaluationSizeSection
+    lora: schema.LoraSection | None
+    eval: schema.EvaluationSizeSection
