@@ -129,9 +129,8 @@ def measure(engine: VLLMEngine, items: Sequence[Item], case: Case, repetitions: 
 
 def table(results: Sequence[dict[str, Any]], title: str) -> Table:
     """A row for each case."""
-    shown = Table(title=title)
-    for column in ("protocol", "our prompt", "its tokens", "completion", "RewardBench 2", "ours", "times", "target"):
-        shown.add_column(column)
+    headings = ("protocol", "our prompt", "its tokens", "completion", "RewardBench 2", "ours", "times", "target")
+    shown = Table(*headings, title=title)
     for result in results:
         rates, target = result["items_per_second"], result["target"]
         colour = "default" if target is None else "green" if result["times"] >= target else "red"

@@ -3,7 +3,8 @@
 python tests/benchmarks/scale.py [--rows 1000 100000]      or: make bench ARGS=--scale
 
 Each command runs as a user would start it, in a process of its own; what it costs beyond the smallest size, by row, is
-the slope. Rows are our own JSONL with 200 words each: a question and four responses.
+the slope. Rows are our own JSONL with 200 words each: a question and four responses. Two cases check what is found:
+all faults that were planted in one of twelve rows, and all of 100 copies with a replaced word.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import argparse
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -39,7 +43,47 @@ WRITE_REPORT = (
     "import sys, pathlib; from think_as_locals.evaluation.report import write_report as write; "
     "write(pathlib.Path(sys.argv[1]))"
 )
+CHECK_LEAKS = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from think_as_locals.data.overlap import find_overlaps
+from think_as_locals.data.sources import jsonl
+items = list(jsonl.read(Path(sys.argv[1])))
+test, train = items[:len(items) // 5], items[len(items) // 5:]
+for n in range(100):
+    words = train[n].prompt.split()
+    words[n % len(words)] = "usually"
+    test[n] = replace(train[n], id=f"copy-{n}", group=f"copy-{n}", prompt=" ".join(words))
+print(*(overlap.item.id for overlap in find_overlaps(train, {"test": test})))
+"""
 TAL = [sys.executable, "-c", "from think_as_locals.cli import main; main()"]
+
+
+Row = dict[str, Any]
+GERMAN = (
+    "Am Sonntag isst man hier zum Frühstück am liebsten Brötchen mit Butter und Marmelade, wenn man Zeit dafür hat."
+)
+FAULTS: dict[str, Callable[[Row], Row | str]] = {
+    "empty_prompt": lambda row: row | {"prompt": "  "},
+    "missing_field": lambda row: {key: value for key, value in row.items() if key != "domain"},
+    "wrong_type": lambda row: row | {"responses": {"A": row["responses"][0]}},
+    "identical_responses": lambda row: row | {"responses": row["responses"][:1] * 4},
+    "unknown_culture": lambda row: row | {"culture": "Tailand"},
+    "bad_best": lambda row: row | {"best": 4},
+    "repeated_id": lambda row: row | {"id": "q0"},
+    "not_json": lambda row: json.dumps(row)[:-9],
+    "run_on_turn": lambda row: row | {"responses": [f"{row['prompt']}assistant\n\nNo.", *row["responses"][1:]]},
+    "wrong_language": lambda row: row | {"responses": [GERMAN, *row["responses"][1:]]},
+}
+
+
+class Case(NamedTuple):
+    """A command, what prepares it, its exit status, and what checks its output."""
+
+    prepare: Callable[[], list[str]]
+    status: int = 0
+    check: Callable[[str], None] = lambda output: None
 
 
 def words(count: int) -> list[str]:
@@ -71,6 +115,26 @@ def make_items(path: Path, count: int) -> None:
             file.write(jsonl.line(item))
 
 
+def plant_faults(rows: Path, path: Path) -> set[tuple[str, str]]:
+    """Write rows, one of twelve with a fault; return the number of each such line and the name of its fault."""
+    faults, planted = cycle(FAULTS), set()
+    with rows.open(encoding="utf-8") as lines, path.open("w", encoding="utf-8") as file:
+        for number, line in enumerate(lines, start=1):
+            if number % 12 == 0:
+                planted.add((str(number), name := next(faults)))
+                row = FAULTS[name](json.loads(line))
+                line = row + "\n" if isinstance(row, str) else json.dumps(row) + "\n"
+            file.write(line)
+    return planted
+
+
+def expect(what: str, found: set[Any], expected: set[Any]) -> None:
+    """Raise an error that names what was not found, or found besides."""
+    if found != expected:
+        missed, others = (sorted(some)[:5] for some in (expected - found, found - expected))
+        raise RuntimeError(f"{what}: {len(expected)} planted, not found {missed}, found besides {others}")
+
+
 def make_judgements(rows: Path, folder: Path, names: list[str], steps: list[int]) -> None:
     """Write the CARB files of models, or of steps, which score responses at random."""
     # Not in the process that starts the commands: a command's memory would begin with that of torch.
@@ -86,17 +150,20 @@ def make_judgements(rows: Path, folder: Path, names: list[str], steps: list[int]
         carb.save(scored, path, bootstrap_samples=200, **settings)  # type: ignore[arg-type]
 
 
-def cost(command: list[str]) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and megabytes of a command; an error with what it printed if it fails."""
+def cost(case: Case) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and megabytes of a command; an error with what it printed if it ends with another status."""
+    command = case.prepare()
     with tempfile.TemporaryFile() as output:
         start = time.monotonic()
         actions = [(os.POSIX_SPAWN_DUP2, output.fileno(), 1), (os.POSIX_SPAWN_DUP2, output.fileno(), 2)]
         process = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
         _, status, used = os.wait4(process, 0)
         seconds = time.monotonic() - start
-        if status:
-            output.seek(0)
-            raise RuntimeError(f"{command} ended with {status}:\n{output.read().decode()[-3000:]}")
+        output.seek(0)
+        printed = output.read().decode()
+    if os.waitstatus_to_exitcode(status) != case.status:
+        raise RuntimeError(f"{command} ended with {status}:\n{printed[-3000:]}")
+    case.check(printed)
     return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
 
 
@@ -106,10 +173,23 @@ def run_in_subprocess(work: Callable[..., None], *arguments: object) -> None:
         pool.submit(work, *arguments).result()
 
 
-def commands(folder: Path, rows: Path, count: int) -> dict[str, Callable[[], list[str]]]:
-    """What is measured, by name: what prepares each returns its command."""
+def cases(folder: Path, rows: Path, count: int) -> dict[str, Case]:
+    """What is measured, by name."""
     read = ["data=jsonl", f"data.path={rows}"]
     run = [f"run.dir={folder}/run-{{}}-{count}", "run.name=scale"]
+
+    faulty, planted = folder / f"faulty-{count}.jsonl", set[tuple[str, str]]()
+
+    def validate_faults() -> list[str]:
+        planted.update(plant_faults(rows, faulty))
+        return [*TAL, "data", "validate", str(faulty)]
+
+    def named(output: str) -> None:
+        lines = re.findall(rf"^{re.escape(str(faulty))}:(\d+): \w+: (\w+): ", output, re.MULTILINE)
+        expect("faults", set(lines), planted)
+
+    def leaks(output: str) -> None:
+        expect("copies", set(output.split()), {f"copy-{number}" for number in range(100)})
 
     def leaderboard() -> list[str]:
         models = [f"model-{number}" for number in range(MODELS)]
@@ -127,14 +207,18 @@ def commands(folder: Path, rows: Path, count: int) -> dict[str, Callable[[], lis
     quickstart, evaluation = "recipes/quickstart.yaml", "recipes/carb.yaml"
     train = [*TAL, "run", quickstart, "data=jsonl", *read[1:], *one_step, *(s.format("train") for s in run)]
     measure = [*TAL, "run", evaluation, *read, "eval.items=all", *(s.format("carb") for s in run)]
-    found: dict[str, Callable[[], list[str]]] = {
-        "validate": lambda: [*TAL, "data", "validate", str(rows)],
-        "build": lambda: [*TAL, "data", "build", *read, f"out={folder}/built-{count}.jsonl"],
-        "start of a training, one step": lambda: train,
-        "evaluation with a constant model": lambda: measure,
+    found = {
+        "validate": Case(lambda: [*TAL, "data", "validate", str(rows)]),
+        "validate, faults planted": Case(validate_faults, status=1, check=named),
+        "leak check of a fifth against the rest": Case(
+            lambda: [sys.executable, "-c", CHECK_LEAKS, str(rows)], check=leaks
+        ),
+        "build": Case(lambda: [*TAL, "data", "build", *read, f"out={folder}/built-{count}.jsonl"]),
+        "start of a training, one step": Case(lambda: train),
+        "evaluation with a constant model": Case(lambda: measure),
     }
     if count <= MAX_JUDGEMENTS:
-        found |= {f"leaderboard of {MODELS} models": leaderboard, "report": report}
+        found |= {f"leaderboard of {MODELS} models": Case(leaderboard), "report": Case(report)}
     return found
 
 
@@ -149,9 +233,9 @@ def main() -> None:
         for count in arguments.rows:
             rows = Path(name) / f"rows-{count}.jsonl"
             make_items(rows, count)
-            for what, prepare in commands(Path(name), rows, count).items():
+            for what, case in cases(Path(name), rows, count).items():
                 if what.startswith(tuple(arguments.only)):
-                    found.setdefault(what, {})[count] = cost(prepare())
+                    found.setdefault(what, {})[count] = cost(case)
                     print(json.dumps({what: {count: found[what][count]}}), file=sys.stderr, flush=True)
             rows.unlink()
     table = Table("", "rows", "seconds", "CPU s", "MB", "CPU ms a row", "kB a row", title="Costs of whole commands")

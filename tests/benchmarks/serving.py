@@ -96,9 +96,8 @@ def main() -> None:
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "fastapi", "uvicorn")}
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_json(arguments.out / "serving.json", {**shape, "versions": versions, "results": results})
-    shown = Table(title=f"Milliseconds of a request to tal serve beyond the model's own ({shape})")
-    for column in ("requests at once", "requests", "the model's own", "p50", "p99"):
-        shown.add_column(column)
+    title = f"Milliseconds of a request to tal serve beyond the model's own ({shape})"
+    shown = Table("requests at once", "requests", "the model's own", "p50", "p99", title=title)
     for result in results:
         times = (result["model_ms"], result["overhead_ms"]["p50"], result["overhead_ms"]["p99"])
         shown.add_row(str(result["concurrency"]), str(result["requests"]), *(f"{each:.1f}" for each in times))

@@ -197,19 +197,24 @@ def test_source_is_recognised_by_fields_despite_invalid_rows(tmp_path: Path, sou
     assert recognise(str(path)) == source
 
 
+COLUMNS, UNNAMED = "prompt,chosen\n?,!\n", "its first rows have no named columns, expected JSON objects"
+
+
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("rows.jsonl", ""), ("rows", "; a file named without .csv .*: rename it")]
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", COLUMNS, f"{UNNAMED}$"),
+        ("rows", COLUMNS, f"{UNNAMED}; a file named without .csv .*: rename it$"),
+        ("rows.jsonl", '{"a": 1}', r"no known data set has .*\n.*\n.* --source NAME \(jsonl, carb, .*care"),
+        ("pipe", None, "read only once: say --source"),
+    ],
 )
-def test_rows_without_named_columns_are_not_recognised(tmp_path: Path, name: str, remedy: str) -> None:
-    (tmp_path / name).write_text("prompt,chosen\n?,!\n")
-    with pytest.raises(DataError, match=f"its first rows have no named columns, expected JSON objects{remedy}$"):
+def test_unrecognised_rows_are_rejected_with_a_remedy(
+    tmp_path: Path, name: str, content: str | None, message: str
+) -> None:
+    (tmp_path / name).write_text(content) if content else os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=message):
         recognise(str(tmp_path / name))
-
-
-def test_unknown_source_error_lists_the_sources(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"a": 1}')
-    with pytest.raises(DataError, match=r"no known data set has .*\n.*\n.* --source NAME \(jsonl, carb, .*care"):
-        recognise(str(tmp_path / "rows.jsonl"))
 
 
 def pair(number: int, **changes: Any) -> dict[str, Any]:
@@ -249,12 +254,6 @@ def test_closed_stdout_pipe_prints_no_error(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read().strip() == b""
     assert process.returncode == 141  # as of any command whose reader ends
-
-
-def test_recognise_rejects_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="read only once: say --source"):
-        recognise(str(tmp_path / "pipe"))
 
 
 def test_build_replaces_a_stale_temporary_file_of_the_same_pid(tmp_path: Path, tal: Tal) -> None:
