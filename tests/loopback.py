@@ -23,6 +23,12 @@ Answer = tuple[int, Any, dict[str, str]]
 """Status, content (text and bytes as they are, else JSON) and headers."""
 
 
+def completion(text: str | None, finish_reason: str | None = "stop", **choice: Any) -> Answer:
+    """A chat completion as OpenAI's API has it."""
+    message = {"role": "assistant", "content": text}
+    return 200, {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason, **choice}]}, {}
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import PLANTED, Tal
 from items import RUBRIC, day_items
-from loopback import Answer, Received, answering
+from loopback import Answer, Received, answering, completion
 from reward_models.scripted import shown_in
 from reward_models.tiny import odd_tokenizer, write_model
 from transformers import Qwen3ForCausalLM
@@ -53,8 +53,7 @@ def teacher_server(writes: Writes) -> Iterator[tuple[list[str], list[dict[str, A
         seeds = list(dict.fromkeys(body["seed"] for body in asked))
         messages = request.body["messages"]
         text = writes(seeds.index(request.body["seed"]), shown_in(messages), messages[-1]["content"])
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        return (400, "no more", {}) if text == "" else (200, {"choices": [choice]}, {})
+        return (400, "no more", {}) if text == "" else completion(text)
 
     with answering(respond) as url:
         yield ["teacher=server", f"teacher.url={url}/v1", "teacher.model=big", "teacher.key_variable=null"], asked

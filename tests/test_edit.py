@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import Tal
 from items import make_item
-from loopback import Answer, Received, answering
+from loopback import Answer, Received, answering, completion
 from reward_models.scripted import serving
 from reward_models.tiny import write_language_model
 
@@ -90,8 +90,7 @@ def editing(writes: Writes) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
         asked.append({**body, "probe": probe})
         seeds = list(dict.fromkeys(each["seed"] for each in asked if each["probe"] == probe))
         text = writes(seeds.index(body["seed"]), probe, json.loads(prompt[prompt.index("\n{") :]))
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        return (400, "no more", {}) if text == "" else (200, {"choices": [choice]}, {})
+        return (400, "no more", {}) if text == "" else completion(text)
 
     with answering(respond) as url:
         # A function that raises is retried until the deadline.

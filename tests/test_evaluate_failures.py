@@ -16,7 +16,7 @@ from conftest import Tal
 from evaluation.published import published_rows
 from html_page import Page
 from items import make_item
-from loopback import Answer, Received, answering
+from loopback import Answer, Received, answering, completion
 from reward_models.scripted import judged
 from reward_models.tiny import write_classifier
 from safetensors import SafetensorError
@@ -84,9 +84,8 @@ def server(name: str, url: str, *others: str) -> list[str]:
     return [f"rms.{name}=server", *(f"rms.{name}.{key}={value}" for key, value in keys.items()), *others]
 
 
-def completion(request: Received) -> Answer:
-    message = {"role": "assistant", "content": judged(request.body["messages"])}
-    return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}, {}
+def judgement(request: Received) -> Answer:
+    return completion(judged(request.body["messages"]))
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def silent() -> Iterator[tuple[str, threading.Event]]:
         asked.append(request)
         if len(asked) > 5:
             goes_on.wait(10)
-        return completion(request)
+        return judgement(request)
 
     with answering(respond) as url:
         yield url, goes_on
@@ -260,7 +259,7 @@ def test_prompts_too_long_for_server_are_listed_and_the_rest_judged(evaluation: 
         if "tea tea" in request.body["messages"][-1]["content"]:
             return 400, {"error": {"message": "This model's maximum context length is 99 tokens. However, ..."}}, {}
         answered.append(request)
-        return completion(request)
+        return judgement(request)
 
     words = [word for word in evaluation.words if not word.startswith("rms.")]
     with answering(respond) as url:

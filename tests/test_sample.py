@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import Tal
 from items import day_items
-from loopback import Answer, Received, answering
+from loopback import Answer, Received, answering, completion
 from reward_models.scripted import judged
 from reward_models.tiny import write_classifier
 
@@ -40,8 +40,7 @@ def policy_server(says: Says) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             asked.append(request.body)
             seeds[request.body["seed"]] = None
             text = says(list(seeds).index(request.body["seed"]), messages[-1]["content"])
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        return (400, "no more", {}) if text == "down" else (200, {"choices": [choice]}, {})
+        return (400, "no more", {}) if text == "down" else completion(text)
 
     with answering(respond) as url:
         yield f"{url}/v1", asked

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from loopback import HANGS_UP, Answer, Received, answering
+from loopback import HANGS_UP, Answer, Received, answering, completion
 
 from think_as_locals.engines import Engine, Messages, Sampling, chat_server, sample_all
 from think_as_locals.engines.chat_server import ChatServer, _retry_after
@@ -31,11 +31,6 @@ CLOSED_URL = "http://127.0.0.1:9/v1"
 
 Respond = Callable[[str, int], Answer]
 """The answer to the text of a conversation, and to how often it has come."""
-
-
-def completion(text: str | None, finish_reason: str | None = "stop", **choice: Any) -> Answer:
-    message = {"role": "assistant", "content": text}
-    return 200, {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason, **choice}]}, {}
 
 
 def echo(text: str, tries: int = 1) -> Answer:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from items import RUBRIC
-from loopback import Answer, Received, answering
+from loopback import Answer, Received, answering, completion
 
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.engines.engine import Deliver
@@ -79,8 +79,7 @@ def serving(picks: Picks = longest) -> Iterator[tuple[str, list[dict[str, Any]]]
 
     def respond(request: Received) -> Answer:
         asked.append(request.body)
-        message = {"role": "assistant", "content": judged(request.body["messages"], picks)}
-        return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}, {}
+        return completion(judged(request.body["messages"], picks))
 
     with answering(respond) as url:
         yield f"{url}/v1", asked

@@ -28,7 +28,13 @@ from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.engines.weight_digests import Digest, DigestRequest, SentTensors, read
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training import adapters
+from think_as_locals.training.adapters import (
+    adapter_tensors,
+    applied_tensors,
+    lora_unsupported_reason,
+    merged_parameters,
+    save_adapter,
+)
 from think_as_locals.types import TrainingError
 
 _logger = logging.getLogger(__name__)
@@ -95,10 +101,10 @@ class CheckedGeneration(VLLMGeneration, ABC):
         self._syncs += 1
         self._tensors = SentTensors(self._dtype, self._syncs)
         if is_peft_model(self.model) and self._sends_adapter():
-            tensors = adapters.adapter_tensors(self.model, self._dist.gather_params)
+            tensors = adapter_tensors(self.model, self._dist.gather_params)
             self._sent = sum(tensor.nbytes for tensor in tensors.values())
             self._adapter = SentTensors(self._dtype, self._syncs, adapter=True)
-            for name, tensor in adapters.applied_tensors(self.model, tensors, getattr(torch, self._dtype)).items():
+            for name, tensor in applied_tensors(self.model, tensors, getattr(torch, self._dtype)).items():
                 self._adapter.add(name, tensor)
             self._send_adapter(tensors)
         else:
@@ -173,7 +179,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
         self._sent = 0  # NCCL asks for names and shapes first
         self._reshard()  # after other passes without gradients, for old log-probabilities and rewards
         if is_peft_model(self.model) and not self._dist.is_fsdp:
-            yield from self._counted(adapters.merged_parameters(self.model, self._dist.gather_params))
+            yield from self._counted(merged_parameters(self.model, self._dist.gather_params))
         else:
             yield from self._counted(super()._iter_named_params())
 
@@ -187,7 +193,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
 
     def _merge_reason(self) -> str | None:
         """Return why the engine cannot apply the policy's adapter, or `None`; here: why no engine can."""
-        return "FSDP shards it" if self._dist.is_fsdp else adapters.lora_unsupported_reason(self.model)
+        return "FSDP shards it" if self._dist.is_fsdp else lora_unsupported_reason(self.model)
 
     def _sends_adapter(self) -> bool:
         reason = self._merge_reason()
@@ -264,7 +270,7 @@ class ColocatedGeneration(CheckedGeneration):
         if reason := super()._merge_reason() or self._made_without:
             return reason
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        return adapters.lora_unsupported_reason(self.model, vllm_engine.adapter_limits(runner))
+        return lora_unsupported_reason(self.model, vllm_engine.adapter_limits(runner))
 
     def _check_tensors(self, sent: SentTensors) -> None:
         """Compare the workers' tensors with those sent; ranks that share an engine have a worker each."""
@@ -281,7 +287,7 @@ class ColocatedGeneration(CheckedGeneration):
 
         self._num_adapters += 1
         with TemporaryDirectory(prefix="adapter-") as folder:
-            adapters.save_adapter(self.model, tensors, folder)
+            save_adapter(self.model, tensors, folder)
             # The new number makes vLLM load it, the new name empties its prefix cache.
             request = LoRARequest(f"policy-{self._num_adapters}", self._num_adapters, folder)
             self.llm.llm_engine.add_lora(request)
