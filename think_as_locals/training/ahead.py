@@ -115,7 +115,7 @@ class SampledAhead:
     def load_state(self, batches: Sequence[dict[str, Any]]) -> None:
         """Restore the state that each rank has saved; all ranks call this."""
         for values in broadcast_object_list([list(batches)])[0]:
-            completions = [SampledTokens(*each, []) for each in values.pop("completions")]
+            completions = [SampledTokens(ids, log_probs, []) for ids, log_probs in values.pop("completions")]
             prefix_cache = tuple(values.pop("prefix_cache"))
             batch = _Batch(**values)
             if self._trainer.accelerator.is_main_process:
