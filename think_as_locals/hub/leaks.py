@@ -31,18 +31,23 @@ _SERVICES = {  # of detect-secrets
     *("JSON Web Token", "NPM tokens", "OpenAI Token", "PyPI Token", "SendGrid API Key", "Slack Token"),
     *("Square OAuth Secret", "Stripe Access Key", "Telegram Bot Token", "Twilio API Key"),
 }
-_START = r"(?<![A-Za-z0-9])"  # before a key
+_START, _END = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"  # before a key and behind it
+_PREFIXED = {  # what follows the prefixes of keys
+    r"[\w-]{20,}": ("sk-", "glpat-", "xoxa-", "xoxb-", "xoxe-", "xoxp-", "xoxr-", "xoxs-"),
+    r"[0-9A-Z]{16}" + _END: ("AKIA", "ASIA"),
+    r"[\w-]{35}" + _END: ("AIza",),
+    r"[A-Za-z0-9_-]{24,}": (
+        *("gsk_", "r8_", "rk_live_", "sk_live_", "sk_test_", "rk_test_", "pplx-", "xai-", "nvapi-"),
+    ),
+    r"[A-Za-z0-9]{24,}": (
+        *("fw_", "tgp_v1_", "csk-", "jina_", "tvly-", "ya29.", "dapi", "dop_v1_", "hf_oauth_", "hf_jwt_", "whsec_"),
+        *("dckr_pat_", "figd_", "glsa_", "hvs.", "ntn_", "lin_api_", "shpat_"),
+    ),
+}
 _SECRETS = {
     "a Hugging Face token": r"(?:hf|api_org)_[A-Za-z0-9]{30,}",
     "a Weights & Biases key": r"(?i:wandb)[^\n]{0,40}?\b[0-9a-f]{40}\b|wandb_v1_\w{20,}",
-    "an API key": _START + r"(?:sk-|glpat-|xox[abeprs]-)[\w-]{20,}"
-    r"|(?:gh[pousr]_\w|github_pat_\w|npm_[A-Za-z0-9])\w{30,}"
-    r"|" + _START + r"(?:A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35})(?![A-Za-z0-9])"
-    r"|" + _START + r"(?:gsk_|r8_|rk_live_|sk_live_|sk_test_|rk_test_|pplx-|xai-|nvapi-)[A-Za-z0-9_-]{24,}"
-    r"|"
-    + _START
-    + r"(?:fw_|tgp_v1_|csk-|jina_|tvly-|ya29\.|dapi|dop_v1_|hf_oauth_|hf_jwt_|whsec_|dckr_pat_|figd_|glsa_|hvs\."
-    r"|ntn_|lin_api_|shpat_)[A-Za-z0-9]{24,}"
+    "an API key": r"(?:gh[pousr]_\w|github_pat_\w|npm_[A-Za-z0-9])\w{30,}"
     r"|(?i:secret_?access_?key)[\s\"'\\:=]{1,8}[A-Za-z0-9/+]{40}"
     r"|(?i:account_?key)[\s\"'\\:=]{1,8}[A-Za-z0-9/+]{86}==",
     "a value called a key, token, secret or password": r"(?:(?i:(?:api|access|auth|session|refresh)[_-]?(?:key|token)"
@@ -82,7 +87,13 @@ def scan_for_leaks(files: Iterable[HubFile], run: TrainedRun) -> None:
     """Raise a `LeakError` if a file contains a secret or a path of this machine."""
     detectors: dict[str, Any] = get_mapping_from_secret_type_to_class()
     known = [(f"a secret ({kind})", regex) for kind in sorted(_SERVICES) for regex in detectors[kind]().denylist]
-    own = [(kind, re.compile(pattern)) for kind, pattern in (*_SECRETS.items(), *_local_secrets(run))]
+    # The prefix stands before the look behind it: `re` finds a literal at the start of a pattern ten times as fast.
+    keys = [
+        ("an API key", f"{re.escape(prefix)}(?<={_START}{re.escape(prefix)}){rest}")
+        for rest, prefixes in _PREFIXED.items()
+        for prefix in prefixes
+    ]
+    own = [(kind, re.compile(pattern)) for kind, pattern in (*keys, *_SECRETS.items(), *_local_secrets(run))]
     found: dict[str, None] = {}
     for file in files:
         texts = {*readings(file.path.encode() + b"\n" + file.text())}
