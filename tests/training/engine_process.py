@@ -313,14 +313,14 @@ def listener(port: int) -> psutil.Process:
 def check_server_loss(folder: Path, *ports: str) -> None:
     """Two servers; the second dies while it samples its part of the third batch."""
     where = [f"rollout.urls=[{','.join(f'http://127.0.0.1:{port}' for port in ports)}]", "rollout.timeout_s=400"]
-    long = ["grpo.max_completion_length=200", "grpo.generation_kwargs={min_tokens: 200}", "grpo.max_steps=5"]
     complete, sampled, lost = VLLMServer.complete, {port: list[int]() for port in ports}, []
 
     def watched(server: VLLMServer, prompts: list[list[int]], weights: str, **parameters: Any) -> Any:
         port = server.url.rpartition(":")[2]
-        if parameters["max_tokens"] != 200:  # the check of a sync
+        if parameters["max_tokens"] != 24:  # the check of a sync
             return complete(server, prompts, weights, **parameters)
         if (port, len(sampled[port])) == (ports[1], 2):
+            parameters |= {"max_tokens": 1000, "min_tokens": 1000}  # seconds, of which it lives the first
             Timer(0.2, listener(int(port)).kill).start()
         try:
             found = complete(server, prompts, weights, **parameters)
@@ -332,7 +332,7 @@ def check_server_loss(folder: Path, *ports: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VLLMServer, "complete", watched)
-        trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_server", "rollout.ahead=1", *where, *long)
+        trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_server", "rollout.ahead=1", "grpo.max_steps=5", *where)
         trainer.train()
     assert [log["rollout/staleness"] for log in logs(trainer)] == [0, 1, 1, 1, 1]
     assert max(log["rollout/sync_check_difference"] for log in logs(trainer)) < 1e-4
