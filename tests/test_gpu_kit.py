@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-from conftest import launch
+from conftest import ROOT, launch
 from gpu import truth
 from gpu.checks import CHECKS, Claim, Scale
 
@@ -87,9 +86,11 @@ def test_toy_models_leave_gpu_claims_undecided() -> None:
     ]
 
 
-def test_exhausted_budget_starts_no_checks(tmp_path: Path) -> None:
+def test_exhausted_budget_starts_no_checks(tmp_path: Path, warm_vllm: str) -> None:
     out = tmp_path / "truth.json"
     words = ["tests/gpu/truth.py", "--only", "machine", "flex", "--budget", "0", "--out", str(out)]
-    done = launch(sys.executable, *words)
+    # As from a Python that is not warm, it makes one: from this, which has the modules.
+    start = "del os.environ['PYTHON_EXEC']; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = launch(warm_vllm, "-c", f"import os, runpy, sys; {start}", *words, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
     assert {row["why"] for row in json.loads(out.read_text())["rows"]} == {"the budget of 0 s is spent"}

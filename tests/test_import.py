@@ -29,9 +29,12 @@ def run(then: str = "") -> tuple[float, set[str]]:
 
 
 def test_core_imports_within_half_a_second_without_gpu_stack() -> None:
-    runs = [run() for _ in range(3)]
-    assert min(spent for spent, _ in runs) < 0.5
-    assert not runs[0][1] & set(HEAVY)
+    for _ in range(3):  # a busy machine adds what is not the import's
+        spent, modules = run()
+        if spent < 0.5:
+            break
+    assert spent < 0.5
+    assert not modules & set(HEAVY)
 
 
 def test_core_renders_parses_and_scores_without_gpu_stack() -> None:
