@@ -61,13 +61,12 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
                 rows += of_probe
         write_json(folder.yields, {"n_items": len(items), "probes": found})
         if not rows:
-            broken = sum((Counter(part["broken"]) for part in found.values()), Counter[str]()).most_common(1)
-            most = (
-                f"broken most: {edit_rules.EDIT_RULES.get(broken[0][0], TOO_LONG)}" if broken else "none was asked for"
-            )
+            broken = sum((Counter(part["broken"]) for part in found.values()), Counter[str]())
+            most = [f"broken most: {edit_rules.EDIT_RULES.get(rule, TOO_LONG)}" for rule, _ in broken.most_common(1)]
             raise DataError(
-                f"no edit of {len(items)} items keeps the rules ({most}): look at {folder.yields} and at the journals "
-                f"beside it; raise tries or max_completion_length, or choose another editor"
+                f"no edit of {len(items)} items keeps the rules ({''.join(most) or 'none was asked for'}): look at "
+                f"{folder.yields} and at the journals beside it; raise tries or max_completion_length, or choose "
+                "another editor"
             )
         write_rows(folder.edits, rows)
     print_result(*(table.terminal() for table in tables(read_json(folder.yields))))

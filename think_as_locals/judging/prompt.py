@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import cycle, pairwise, product
@@ -178,15 +178,10 @@ def _readings(text: str) -> Iterator[tuple[str, Sequence[int]]]:
     kinds = [("", " ") if not set(kind).isdisjoint(text) else ("",) for kind in _SPACE_OR_NOTHING]
     for chosen in product(*kinds):
         instead = {c: form for kind, form in zip(_SPACE_OR_NOTHING, chosen, strict=True) for c in kind}
-        yield _as_read(text, instead)
-
-
-def _as_read(text: str, instead: Mapping[str, str]) -> tuple[str, Sequence[int]]:
-    forms = {c: instead[c] if c in instead else _character_as_read(c) for c in set(text)}
-    read = text.translate({ord(character): form for character, form in forms.items() if form != character})
-    if {1}.issuperset(map(len, forms.values())):
-        return read, range(len(text))
-    return read, [index for index, character in enumerate(text) for _ in forms[character]]
+        forms = {c: instead[c] if c in instead else _character_as_read(c) for c in set(text)}
+        read = text.translate({ord(c): form for c, form in forms.items() if form != c})
+        one_to_one = {1}.issuperset(map(len, forms.values()))
+        yield read, range(len(text)) if one_to_one else [i for i, c in enumerate(text) for _ in forms[c]]
 
 
 @lru_cache(maxsize=10_000)

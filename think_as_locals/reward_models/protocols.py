@@ -21,18 +21,13 @@ _PARSE_FAILURE_RATING = -1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgingProtocol:
-    """The requests to a judge about an item, and how its judgements are combined into predictions.
+    """The requests to a judge about an item, and how its judgements are combined into predictions."""
 
-    Args:
-        kind: `listwise` (all at once), `pairwise` (the best has to beat each other one), `round_robin` (every two; the
-            response with most wins is chosen) or `pointwise` (each alone, to be rated).
-        orders: In how many orders responses are presented: rotations of a list (at most all N), 1 or 2 of a pair.
-        convention: How parse failures count.
-    """
-
+    # `listwise` (all at once), `pairwise` (the best has to beat each other one), `round_robin` (every two; the response
+    # with most wins is chosen) or `pointwise` (each alone, to be rated).
     kind: ProtocolKind
-    orders: int
-    convention: Convention
+    orders: int  # in how many responses are presented: rotations of a list (at most all N), 1 or 2 of a pair
+    convention: Convention  # how parse failures count
 
     def __post_init__(self) -> None:
         most = MAX_ORDERS[self.kind]
