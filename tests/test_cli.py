@@ -85,7 +85,11 @@ def test_missing_module_outside_all_extras_raises_module_not_found(monkeypatch: 
         (["run", "quikstart"], "no such file; did you mean 'quickstart'?"),
         (["launch", "nofile.yaml"], "nofile.yaml: no such file; those that come with the package: ablations, "),
         (["launch", "quickstart", "--config_file", "gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_z"),
-        (["run", "-m", "quickstart", "seed=1,2", "--dry-run"], "--print-config and --dry-run are for one run"),
+        (["run", "-m", "quickstart", "seed=1,2", "--print-config"], "--print-config is for one run: leave out -m"),
+        (
+            ["sample", "sample=multiple_choice", "sample.policy=model", "sample.policy.path=./no"],
+            "  - sample.policy.path: ./no: neither a directory nor a Hub id (owner/name)\n",
+        ),
         (
             ["run", "quickstart", "--dry", "--no-such"],
             "arguments: --no-such; settings are key=value, without dashes: seed=1",
@@ -468,7 +472,7 @@ def test_dry_run_counts_launch_processes_and_lists_missing_resources(tal: Tal) -
     done = tal("run", *words, "--dry-run", columns=300)
     assert done.status == 0, done.err
     assert "lacking here" in done.out
-    assert "model: ./nowhere: neither a directory nor a Hub id" in done.out
+    assert "model.path: ./nowhere: neither a directory nor a Hub id" in done.out
     done = tal("run", *words, "run.launch=null", "--dry-run")
     assert (done.status, "(2) must be divisible by num_generations (16)" in done.err) == (2, True), done.err
 

@@ -230,6 +230,7 @@ def test_no_correct_completion_writes_no_file_and_names_broken_rule(tal: Tal, wo
         done = tal(*words, *teacher)
     assert (done.status, (tmp_path / "shown" / "demonstrations.jsonl").exists()) == (2, False)
     assert "no completion about 8 items was right (broken most: there has to be one <rubric>" in done.err
+    assert "start a new run with more tries" in done.err
 
 
 ROW = {"item": json.loads(jsonl.line(ITEMS[1])), "order": [2, 1, 0], "completion": verdict(1)}

@@ -266,5 +266,5 @@ def test_demonstrate_rejects_multiple_processes(tal: Tal, monkeypatch: pytest.Mo
 def test_missing_reward_model_is_rejected_before_run_folder_exists(tmp_path: Path, tal: Tal) -> None:
     words = [f"run.dir={tmp_path}", "~rms.constant", "rms.mine=judge", f"rms.mine.path={tmp_path / 'nowhere'}"]
     done = tal("run", "recipes/carb.yaml", *words)
-    assert (done.status, "nowhere: neither a directory nor a Hub id" in done.err) == (2, True)
+    assert (done.status, f"rms.mine.path: {tmp_path}/nowhere: neither a directory" in done.err) == (2, True)
     assert list(tmp_path.iterdir()) == []

@@ -165,7 +165,7 @@ def test_missing_reward_model_does_not_fail_the_others(evaluation: Evaluation, t
     typo += ["rms.keyless.model=m", "rms.keyless.key_variable=TAL_NO_SUCH_KEY"]
     done = tal(*evaluation.words, *typo, "eval.too_long=wrong")
     assert (done.status, evaluation.ranked) == (1, [["constant", "good", "short"]])
-    assert evaluation.failed["typo"] == f"model: {gone}: neither a directory nor a Hub id (owner/name)"
+    assert evaluation.failed["typo"] == f"rms.typo.path: {gone}: neither a directory nor a Hub id (owner/name)"
     assert evaluation.failed["keyless"].startswith("server: TAL_NO_SUCH_KEY is not set")
     assert evaluation.read("failed/typo.json")["traceback"] is None
     others = [word for word in evaluation.words if not word.startswith(("rms.", "run.name"))]

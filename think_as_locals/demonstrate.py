@@ -70,8 +70,8 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
             most = next(iter(summary["broken"]), None)
             why = f"broken most: {RULES.get(most, most)}" if most else "none chose the best response"
             raise DataError(
-                f"no completion about {len(items)} items was right ({why}): look at {folder.journal('try-1')}; raise "
-                "tries or teacher.max_completion_length, or choose another teacher"
+                f"no completion about {len(items)} items was right ({why}): look at {folder.journal('try-1')}; "
+                "start a new run with more tries, a larger teacher.max_completion_length or another teacher"
             )
         write_rows(folder.demonstrations, sorted(rows, key=lambda row: tally.index(row["item"]["id"])))
     print_result(table(read_json(folder.yields)).terminal())

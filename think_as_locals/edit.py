@@ -65,8 +65,8 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
             most = [f"broken most: {edit_rules.EDIT_RULES.get(rule, TOO_LONG)}" for rule, _ in broken.most_common(1)]
             raise DataError(
                 f"no edit of {len(items)} items keeps the rules ({''.join(most) or 'none was asked for'}): look at "
-                f"{folder.yields} and at the journals beside it; raise tries or max_completion_length, or choose "
-                "another editor"
+                f"{folder.yields} and at the journals beside it; start a new run with more tries, a larger "
+                "max_completion_length or another editor"
             )
         write_rows(folder.edits, rows)
     print_result(*(table.terminal() for table in tables(read_json(folder.yields))))

@@ -217,7 +217,7 @@ class RewardModelEvaluation:
         with ExitStack() as stack:
 
             def load() -> tuple[RewardModel, Journal]:
-                if faults := reward_model_faults(section):
+                if faults := reward_model_faults(section, f"rms.{self.name}"):
                     raise PreflightError("; ".join(faults))
                 rm = stack.enter_context(closing(load_reward_model(section, self.config.seed)))
                 return rm, stack.enter_context(Journal(answers, rm.identity, peers=self.peers))

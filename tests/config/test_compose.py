@@ -49,6 +49,19 @@ def test_overrides_give_the_same_values_as_hydra(overrides: list[str]) -> None:
         assert OmegaConf.to_container(composition._composed("quickstart", text, given, groups)) == expected
 
 
+@pytest.mark.parametrize(
+    ("recipe", "removed", "message"),
+    [
+        ("downstream", "rms.debert", "rms has no debert; did you mean 'deberta'\\?; available: constant, deberta"),
+        ("quickstart", "rms.deberta", "rms has no deberta, as it has no keys"),
+        ("quickstart", "evl", "the recipe has no evl; did you mean 'eval'\\?; available: recipe, seed, .*, eval"),
+    ],
+)
+def test_removing_a_key_that_the_recipe_lacks_lists_those_it_has(recipe: str, removed: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"{recipe}.yaml: ~{removed}: {message}"):
+        load_recipe(recipe, ["seed=1", f"~{removed}"])
+
+
 def test_recipe_overrides_the_defaults_in_conf() -> None:
     conf = yaml.safe_load((ASSETS / "conf/trainer/shared/grpo.yaml").read_text(encoding="utf-8"))
     loaded, quickstart = load_recipe(GRPO), load_recipe(QUICKSTART)

@@ -24,7 +24,7 @@ from think_as_locals.cli import main
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.sweeps.jobs import STATUS
 from think_as_locals.sweeps.settings import load_settings, parse
-from think_as_locals.sweeps.sweep import Sweep, read_job_results, sweep, write_summary
+from think_as_locals.sweeps.sweep import Sweep, plan, read_job_results, sweep, write_summary
 from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"
@@ -57,6 +57,18 @@ def _until(pattern: str, folder: Path, count: int, sweeping: subprocess.Popen[st
 def test_no_job_starts_if_one_combination_is_invalid(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 of 2 combinations are invalid"):
         sweep(QUICKSTART, ["grpo.beta=0.1,-1", f"run.dir={tmp_path}", "run.name=mine"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_plan_lists_jobs_with_their_overrides(tmp_path: Path) -> None:
+    planned = plan("ablations_quickstart", ["~variants.full", "grpo.beta=0.1", "seed=1,2", f"run.dir={tmp_path}"])
+    fixed = f"~variants.full grpo.beta=0.1 run.dir={tmp_path}"
+    assert [text for _, text in planned] == [
+        f"{fixed} reward=paper_without_{part} seed={seed}" for part in ("gain", "correctness") for seed in (1, 2)
+    ]
+    assert planned[0][0].startswith("seed-1_variant-without_gain-")
+    search = ["sweep=optuna", "sweep.num_trials=7", "grpo.learning_rate=interval(1e-5,1e-4)"]
+    assert plan(QUICKSTART, search) == [("trials", "7, proposed by optuna")]
     assert not list(tmp_path.iterdir())
 
 

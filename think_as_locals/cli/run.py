@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     sweep = "run a sweep: one job per combination, e.g. seed=1,2 sweep=joblib"
     run.add_argument("-m", "--multirun", action="store_true", help=sweep)
     run.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, run nothing")
-    run.add_argument("--dry-run", action="store_true", help="read the data and print the plan; run nothing")
+    run.add_argument("--dry-run", action="store_true", help="print the plan, or with -m the jobs; run nothing")
     found = "print the results as one JSON document, and nothing else; with --dry-run, the plan"
     run.add_argument("--json", action="store_true", help=found)
     run.add_argument("recipe", help=_RECIPE)
@@ -93,8 +93,8 @@ def add_command(commands: Any, name: str, summary: str) -> ArgumentParser:
 def _run(arguments: Namespace) -> None:
     """Run a recipe, or a sweep of it, and print the results; status 1 if a job of the sweep failed."""
     recipe, overrides = arguments.recipe, [*arguments.overrides, *(["hint=true"] if arguments.hint else [])]
-    if arguments.multirun and (arguments.print_config or arguments.dry_run):
-        raise ConfigError("--print-config and --dry-run are for one run: leave out -m and choose one combination")
+    if arguments.multirun and arguments.print_config:
+        raise ConfigError("--print-config is for one run: leave out -m; -m --dry-run prints the overrides of each job")
     if not arguments.multirun and (chosen := [text for text in overrides if text.startswith("sweep=")]):
         raise ConfigError(f"{chosen[0]} is only for sweeps: tal run -m {recipe} ...")
     if arguments.print_config:
@@ -105,9 +105,10 @@ def _run(arguments: Namespace) -> None:
         sys.stdout.write(load_config(recipe, overrides).to_yaml())
         return
     if arguments.dry_run:
-        from think_as_locals.run import plan
+        from think_as_locals import run
+        from think_as_locals.sweeps import sweep as sweeps
 
-        rows = plan(recipe, overrides)
+        rows = (sweeps if arguments.multirun else run).plan(recipe, overrides)
         if arguments.json:
             print(json.dumps({"plan": rows}))
         else:

@@ -53,6 +53,13 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
                 "expected YAML whose `defaults` begin with a root of conf/, such as /config, or with /recipes/NAME"
             )
             raise ConfigError(f"{recipe}: not a recipe, {expected}: tal recipes copy NAME gives one to edit") from error
+        if deleted := re.search(r"Could not delete from config\. '(.*)' does not exist", str(error)):
+            parent, _, name = deleted[1].rpartition(".")
+            whole = _composed(recipe.stem, text, [each for each in given if not each.startswith("~")], groups)
+            section = OmegaConf.select(whole, parent) if parent else whole
+            known = [str(key) for key in section or () if key != name and not str(key).startswith("if ")]
+            has = f"{nearest(name, known)}; available: {', '.join(known)}" if known else ", as it has no keys"
+            raise ConfigError(f"{recipe}: ~{deleted[1]}: {parent or 'the recipe'} has no {name}{has}") from None
         remedy = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         if lacking := re.search(r"Could not load '(?:recipes/)?(.*)'", str(error)):
             known = [path.stem for path in recipes()]

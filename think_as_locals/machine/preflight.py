@@ -48,10 +48,10 @@ _WITHOUT_GPU: dict[type[BaseModel], str] = {  # what needs no GPU instead
 
 def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequence[str] = ()) -> None:
     """Raise a `PreflightError` that lists what machine and launch lack, how to mend it, and which recipes run here."""
-    one_by_one = isinstance(config, EvaluationConfig) and not all(map(reward_model_faults, config.rms.values()))
-    missing = missing_for(
-        config, skip="rms." if one_by_one else None
-    )  # a reward model that lacks something fails alone
+    rms = config.rms if isinstance(config, EvaluationConfig) else {}
+    # A reward model that lacks something fails alone, unless all do.
+    one_by_one = rms and not all(reward_model_faults(section, f"rms.{name}") for name, section in rms.items())
+    missing = missing_for(config, skip="rms." if one_by_one else None)
     if isinstance(config, RunConfig | PolicyConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
@@ -90,7 +90,7 @@ def missing_for(config: Config | ServeConfig, skip: str | None = None) -> list[s
         elif isinstance(section, ModelSection):
             if section.requires_gpu and (fault := gpu_fault()):
                 missing.append(f"a GPU: {fault} ({_WITHOUT_GPU.get(type(config), 'model=quickstart')} needs none)")
-            missing += _model_faults(section.path, section.revision, whole=True)
+            missing += _model_faults(f"{place}.path", section.path, section.revision, whole=True)
         elif isinstance(section, RolloutSection):
             missing += packages("vllm") if section.backend == "vllm_colocate" else []
             if section.backend == "vllm_server" and find_spec("httpx"):  # otherwise a missing package
@@ -99,7 +99,7 @@ def missing_for(config: Config | ServeConfig, skip: str | None = None) -> list[s
             trackers = sorted({*section.report_to} - {"wandb"})  # names of extras; wandb is in train
             missing += [fault for tracker in trackers for fault in packages(tracker)]
         else:
-            missing += reward_model_faults(section)
+            missing += reward_model_faults(section, place)
     return list(dict.fromkeys(missing))
 
 
@@ -128,8 +128,8 @@ def _server_faults(urls: list[str]) -> list[str]:
     return faults
 
 
-def reward_model_faults(section: BaseModel) -> list[str]:
-    """Return what the section of a reward model or a policy lacks; nothing for other sections."""
+def reward_model_faults(section: BaseModel, place: str) -> list[str]:
+    """Return what the section of a reward model or a policy in a place lacks; nothing for other sections."""
     if isinstance(section, PolicyServerSection):
         if section.key_variable is None or section.key_variable in os.environ:
             return []
@@ -138,14 +138,14 @@ def reward_model_faults(section: BaseModel) -> list[str]:
     with_vllm = isinstance(section, LocalModelSection) and section.backend == "vllm"
     missing = packages("vllm") if with_vllm else []
     if isinstance(section, LoadedSection):
-        missing += _model_faults(section.path, section.revision, whole=with_vllm)
+        missing += _model_faults(f"{place}.path", section.path, section.revision, whole=with_vllm)
     if isinstance(section, ImplicitSection):
-        missing += _model_faults(section.reference, section.reference_revision)
+        missing += _model_faults(f"{place}.reference", section.reference, section.reference_revision)
     return missing
 
 
-def _model_faults(path: str | None, revision: str | None, *, whole: bool = False) -> list[str]:
-    return [fault] if path and (fault := model_fault(path, revision, whole=whole)) else []
+def _model_faults(key: str, path: str | None, revision: str | None, *, whole: bool = False) -> list[str]:
+    return [fault] if path and (fault := model_fault(path, revision, whole=whole, key=key)) else []
 
 
 def missing_module(name: str) -> str | None:
@@ -177,7 +177,7 @@ def packages(extra: str) -> list[str]:
     return faults
 
 
-def model_fault(path: str, revision: str | None, *, whole: bool = False) -> str | None:
+def model_fault(path: str, revision: str | None, *, whole: bool = False, key: str = "model") -> str | None:
     """Return why a model cannot be loaded from a directory, the local cache or the Hub; `None` if it can.
 
     A `whole` model is not an adapter alone, which has no config.json.
@@ -185,11 +185,11 @@ def model_fault(path: str, revision: str | None, *, whole: bool = False) -> str 
     if (folder := Path(path).expanduser()).is_dir():
         path = str(folder)
         if fault := files_fault(folder):
-            return f"model: {fault}"
+            return f"{key}: {fault}"
     elif folder.is_file():
-        return f"model: {path} is a file, expected the directory with all files of a model"
+        return f"{key}: {path} is a file, expected the directory with all files of a model"
     elif path.startswith((".", "/", "~")) or path.count("/") > 1:
-        return f"model: {path}: neither a directory nor a Hub id (owner/name)"
+        return f"{key}: {path}: neither a directory nor a Hub id (owner/name)"
     elif not find_spec("huggingface_hub"):
         return None  # a missing package
     try:
@@ -197,16 +197,16 @@ def model_fault(path: str, revision: str | None, *, whole: bool = False) -> str 
         adapter = config is None and model_file(path, "adapter_config.json", revision) is not None
     except Exception as error:
         reason = type(error.__cause__ or error).__name__
-        return f"model {path}: neither a directory, nor in the local cache, nor available from the Hub ({reason})"
+        return f"{key}: {path}: neither a directory, nor in the local cache, nor available from the Hub ({reason})"
     if config:
-        return _own_code_fault(path, config)
+        return _own_code_fault(path, config, key)
     if adapter and not whole:
         return None
     found = "a LoRA adapter alone" if adapter else "no model (it has no config.json)"
-    return f"model: {path} is {found}, expected a whole model, such as the adapter's run has in its folder model/"
+    return f"{key}: {path} is {found}, expected a whole model, such as the adapter's run has in its folder model/"
 
 
-def _own_code_fault(path: str, config: Path) -> str | None:
+def _own_code_fault(path: str, config: Path, key: str) -> str | None:
     """Return why a model cannot be loaded whose class is in a Python file of its own, or `None`."""
     try:
         found = json.loads(config.read_bytes())
@@ -218,5 +218,5 @@ def _own_code_fault(path: str, config: Path) -> str | None:
 
         known = found.get("model_type") in CONFIG_MAPPING_NAMES or architecture(found) is not None
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        return f"model: {config} cannot be read: {error}"
-    return None if known else f"model: {path} comes with code of its own (auto_map), which is not run: choose another"
+        return f"{key}: {config} cannot be read: {error}"
+    return None if known else f"{key}: {path} comes with code of its own (auto_map), which is not run: choose another"

@@ -48,18 +48,31 @@ from think_as_locals.types import TEST, VALIDATION, ConfigError, Item, Preflight
 _STATES: tuple[State, ...] = ("done", "stopped", "failed")  # in the order of the table
 
 
-def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
-    """Run every combination, or those that optuna proposes; return the sweep's folder, and whether all are done."""
-    if missing := packages("train"):
-        raise PreflightError("\n".join(missing))
+def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the name of each job that a sweep would run, and its overrides; of a search, how many it would run."""
+    space, settings, jobs = prepare(recipe, overrides)
+    if (section := settings.section).search != "grid":
+        return [("trials", f"{section.num_trials:,}, proposed by {section.search}")]
+    return [(job.name, " ".join(space.overrides(job.combination))) for job in jobs]
+
+
+def prepare(recipe: str, overrides: Sequence[str]) -> tuple[Space, Settings, list[Job]]:
+    """Return what a sweep varies, its settings and its possible jobs: of a search, the extremes."""
     ours, theirs = split_overrides(overrides)
     space = parse(theirs)
     composed = compose_recipe(recipe, space.fixed)
     settings = load_settings(ours, composed["run"]["launch"])
     space = replace(space, variants=composed.get("variants", {}))
+    # Of all that a search may propose, so that it fails now and not job by job.
+    return space, settings, make_jobs(recipe, space, space.combinations(settings.section.search))
+
+
+def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
+    """Run every combination, or those that optuna proposes; return the sweep's folder, and whether all are done."""
+    if missing := packages("train"):
+        raise PreflightError("\n".join(missing))
+    space, settings, possible = prepare(recipe, overrides)
     section = settings.section
-    # For a search these are the extremes of what it may propose, so that it fails now and not job by job.
-    possible = make_jobs(recipe, space, space.combinations(section.search))
     run = possible[0].config.run
     folder = Path(run.dir).expanduser().resolve() / run.name
     if folder.exists() and run.resume == "never":
