@@ -23,6 +23,7 @@ from think_as_locals.evaluation.tasks import Question, chosen_option, quality, q
         ("B", 1),
         (" (B). ", 1),
         ("**B**", 1),
+        ("b)", 1),
         ("Answer: E", None),  # not on offer
         ("Answer: Because", None),
         ("The answer is B.", None),  # prose is not guessed from

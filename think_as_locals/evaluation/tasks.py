@@ -35,7 +35,7 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, Item
 
 _ANSWER = re.compile(rf"(?<!\w)answer[ \t:*(\[]{{1,8}}([{LABELS}])(?!\w)", re.IGNORECASE)
-_LETTER = re.compile(rf"[\s*(\[]{{0,8}}([{LABELS}])[\s*)\].]{{0,8}}")
+_LETTER = re.compile(rf"[\s*(\[]{{0,8}}([{LABELS}])[\s*)\].]{{0,8}}", re.IGNORECASE)
 
 AnswerVotes = Sequence[tuple[Sequence[str], int]]
 """Answers, each with all its spellings, and how many people gave it."""
