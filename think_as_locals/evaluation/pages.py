@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     return [round(min(position, most + gap * number), 1) for number, position in enumerate(apart)]
 
 
+@cache
 def templates(*folders: Path) -> Environment:
     """Return the templates of this and other folders; values are escaped, and an unknown one is an error."""
     environment = Environment(
