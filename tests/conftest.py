@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 from warm import TRAINING, VLLM, make_warm_python
 
 from think_as_locals.runtime.processes import loading
@@ -27,6 +32,9 @@ from think_as_locals.types import Item
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same tests on every machine: `make gpu` (tests/gpu) checks what is of GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+settings.register_profile("tests", deadline=None)  # of an example: a busy machine misses it, whatever is tested
+settings.load_profile("tests")
 
 collect_ignore = ["benchmarks", "gpu"]  # scripts, which import one another
 
@@ -244,6 +252,27 @@ def pytest_collection() -> Iterator[Any]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests first, and of these the whole quick start: nobody waits for it alone in the end."""
     items.sort(key=lambda item: (item.get_closest_marker("slow") is None, "test_quickstart" not in item.nodeid))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_state() -> Iterator[None]:
+    """What a file of tests changes in its process ends with it: which files share one differs from run to run."""
+    root, handlers, level = logging.root, {*logging.root.handlers}, logging.root.level
+    transformers, terminated = sys.modules.get("transformers.utils.logging"), signal.getsignal(signal.SIGTERM)
+    verbosity = transformers and transformers.get_verbosity()
+    with (
+        patch.dict(os.environ),
+        patch.object(warnings, "formatwarning", warnings.formatwarning),
+        patch.object(sys, "excepthook", sys.excepthook),
+    ):
+        yield
+    signal.signal(signal.SIGTERM, terminated)
+    root.setLevel(level)
+    for handler in {*root.handlers} - handlers:
+        root.removeHandler(handler)
+    if transformers:
+        transformers.set_verbosity(verbosity)
+        transformers.enable_progress_bar()
 
 
 @pytest.fixture

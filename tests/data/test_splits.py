@@ -28,7 +28,7 @@ from think_as_locals.data.splits import (
 )
 from think_as_locals.types import DataError, Item
 
-quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 CULTURES = ("EG", "CN", "US", "DE", "JP", "KR", "RU", "ES", "TH", "VN")
 

@@ -80,7 +80,7 @@ batches = st.lists(
 ).filter(lambda groups: any(completion for _, group in groups for completion in group))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(groups=batches)
 def test_packed_log_probs_match_separate_rows(groups: list[tuple[list[int], list[list[int]]]]) -> None:
     model = model_of()
@@ -134,7 +134,7 @@ def test_packed_gradients_match_separate_rows(monkeypatch: pytest.MonkeyPatch, g
 
 
 @pytest.mark.parametrize("family", [Qwen3ForSequenceClassification, GPT2ForSequenceClassification])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     groups=st.lists(
         st.tuples(st.lists(TOKENS, max_size=9), st.lists(st.lists(TOKENS, min_size=1, max_size=6), min_size=1)),

@@ -65,7 +65,7 @@ class RecordingScorer:
 texts = st.lists(st.integers(1, 60).map(lambda n: "x" * n), min_size=1, max_size=40)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(texts, min_size=1, max_size=4), st.integers(2, 8), st.integers(0, 3))
 def test_consistent_scorer_selects_the_best_by_scores_and_tournament(
     rows: list[list[str]], group_size: int, seed: int
@@ -76,7 +76,7 @@ def test_consistent_scorer_selects_the_best_by_scores_and_tournament(
     assert tournament(asked, by_length, group_size, seed) == expected
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(texts, st.randoms(), st.integers(2, 8))
 def test_selection_does_not_depend_on_order_of_candidates_and_rows(
     row: list[str], mixed: random.Random, group_size: int

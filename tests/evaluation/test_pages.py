@@ -24,7 +24,7 @@ from think_as_locals.types import DataError
 NASTY = st.text() | st.sampled_from(["</script>", "<!--<script>", "]]>", "&lt;", "\u2028", "{{ 1 }}"])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.recursive(NASTY | st.integers() | st.none(), lambda inner: st.lists(inner, max_size=3)))
 def test_embedded_json_round_trips_without_html_characters(value: object) -> None:
     text = str(templates().filters["embedded"](value))

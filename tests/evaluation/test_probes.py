@@ -112,7 +112,7 @@ def test_length_reward_model_moves_on_rephrasing_only_in_paper_form() -> None:
     assert means(found, "RP", "paper")[1] > 1
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.floats(0.01, 100), st.floats(-100, 100))
 def test_relative_form_is_invariant_to_scale_and_shift(scale: float, shift: float) -> None:
     items = cards()[:24]

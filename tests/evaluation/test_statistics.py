@@ -36,7 +36,7 @@ from think_as_locals.evaluation.statistics import (
 )
 
 CREDITS = st.sampled_from([0.0, 1 / 3, 0.5, 1.0])
-quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def half_width(measured: Estimate) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import import_module
@@ -23,7 +22,6 @@ from inspect_ai.model import Model, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import Score
 from inspect_ai.solver import generate
 from reward_models.scripted import RUBRIC, Picks, first, judged, longest
-from rich.logging import RichHandler
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read
@@ -39,15 +37,6 @@ N = 80
 
 Answer = tuple[str, str]
 """Completion and stop reason."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def root_logger() -> Iterator[None]:
-    """Take inspect's handler off the root logger again: it writes warnings to stdout, which other tests read."""
-    yield
-    root = logging.getLogger()
-    for handler in [handler for handler in root.handlers if isinstance(handler, RichHandler)]:
-        root.removeHandler(handler)
 
 
 def mock_model(answer: Callable[[list[dict[str, str]]], Answer]) -> Model:

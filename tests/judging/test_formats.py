@@ -17,7 +17,7 @@ from think_as_locals.judging.formats import FORMATS, Brackets, Format, UnknownPr
 from think_as_locals.judging.prompt import neutralise
 from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion, Judgement, Rubric
 
-thorough = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 quick = settings(thorough, max_examples=150)
 
 GOOD = """<rubric>
@@ -523,7 +523,6 @@ def test_ratings_are_read_in_both_conventions(text: str, strict: float | None, t
     *(marked_texts, st.sampled_from(VERDICT_PROMPTS), st.integers(2, 8)),
     *(st.sampled_from(CONVENTIONS), st.sampled_from(["stop", "x"])),
 )
-@settings(deadline=None)
 def test_read_never_raises(text: str, prompt: str, n: int, convention: Convention, finish_reason: str) -> None:
     judgement = prompt_format(prompt).read(text, n, finish_reason, convention)
     assert (judgement.verdict is None) == bool(judgement.issues)
@@ -545,7 +544,6 @@ def test_label_place_is_that_of_the_last_verdict(text: str, place: int | None) -
 
 
 @given(marked_texts)
-@settings(deadline=None)
 def test_neutralised_response_contains_no_verdict(response: str) -> None:
     for prompt in ("rewardbench2", "rewardbench2_responses_first", "rm_r1"):
         quoted = neutralise(response, FORMATS[prompt].reserved_marks)

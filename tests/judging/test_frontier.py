@@ -168,7 +168,7 @@ evidences = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(broken(), st.sampled_from(["stop", "length", None]), evidences)
 def test_broken_completion_earns_nothing_for_missing_sections(
     case: tuple[str, str, set[str]], reason: str | None, evidence: Evidence

@@ -31,7 +31,7 @@ from think_as_locals.judging import (
 from think_as_locals.judging.prompt import UnknownPromptError, culture_name
 from think_as_locals.types import LABELS, CultureShown, Item
 
-quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 thorough = settings(quick, max_examples=150)
 

@@ -25,7 +25,7 @@ from think_as_locals.judging.rubric import (
 )
 from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric, RubricLanguage
 
-thorough = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 
 LINES = ("- 50 | Custom | People there really do this.", "- 30 | Place | It belongs there.", "- 20 | Fit | It fits.")
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from items import make_item, row_of
 
@@ -181,7 +181,6 @@ def swapped(item: Item) -> Item:
 
 
 @given(st.text(max_size=4), st.integers(1, 2), st.booleans(), st.integers(0, 5))
-@settings(deadline=None)
 def test_swapping_best_and_rejected_inverts_accuracy(salt: str, orders: int, slots: bool, seed: int) -> None:
     items = [an_item(i, size=2, best=i % 2) for i in range(15)]
     judge = prefers_by_order_and_text(salt) if slots else prefers_by_text(salt)
@@ -229,7 +228,6 @@ def test_pairwise_parse_failure_loses_or_halves_the_credit() -> None:
 
 
 @given(st.text(max_size=4), st.integers(2, 6), st.integers(1, 2))
-@settings(deadline=None)
 def test_round_robin_reproduces_a_consistent_ranking(salt: str, n: int, orders: int) -> None:
     item = an_item(size=n)
     (prediction,) = run_protocol(protocol("round_robin", orders), item, prefers_by_text(salt))
@@ -299,7 +297,6 @@ def test_combined_completion_lists_every_request_and_result() -> None:
 
 
 @given(st.data(), st.sampled_from(["listwise", "pairwise", "round_robin", "pointwise"]), st.sampled_from(CONVENTIONS))
-@settings(deadline=None)
 def test_any_judgements_give_consistent_predictions(data: Any, kind: ProtocolKind, convention: Convention) -> None:
     item = an_item(size=data.draw(st.integers(2, 5)), best=1)
     to = protocol(kind, data.draw(st.integers(1, 1 if kind == "pointwise" else 2)), convention)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reward_models.tiny import ITEMS, break_packing, write_classifier
 from scpo import hand_worked
@@ -106,7 +106,6 @@ def in_double(rows: Sequence[tuple[float, ...]], beta: float) -> tuple[float, np
     return loss, np.stack([slope, -slope])
 
 
-@settings(deadline=None)
 @given(TABLE)
 def test_loss_and_gradients_are_finite_and_match_double_precision(rows: list[tuple[float, ...]]) -> None:
     r_chosen, r_rejected, chosen, rejected = torch.tensor(rows).unbind(1)

@@ -243,7 +243,7 @@ def lasting_client() -> Iterator[TestClient]:
         ),
     )
 )
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 def test_no_json_causes_a_server_error(lasting_client: TestClient, value: Any) -> None:
     for route in ("/judge", "/score"):
         response = lasting_client.post(route, content=json.dumps(value).encode(), headers=JSON)

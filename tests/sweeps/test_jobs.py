@@ -37,7 +37,7 @@ from think_as_locals.types import ConfigError
 QUICKSTART = "recipes/quickstart.yaml"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text(min_size=1, max_size=99), max_size=4))
 def test_a_job_name_is_a_valid_run_name_for_any_values(texts: list[str]) -> None:
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", job_name(tuple(f"data.path={text}" for text in texts)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
 from conftest import ROOT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reward_models.tiny import a_tokenizer, an_item, write_model
 from torch.utils.data import BatchSampler
@@ -121,7 +121,6 @@ def test_each_half_of_a_group_sees_one_response_order() -> None:
     assert rows == [0, 0, 1, 1, 2, 2, 3, 3] * 2  # two items a window, twice; the third item has no window
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.sampled_from([2, 4, 6]), st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
 def test_items_follow_the_order_of_trl_repeat_sampler(
     items: int, group: int, window: int, repeat: int, seed: int

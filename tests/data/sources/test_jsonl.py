@@ -18,7 +18,7 @@ from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import jsonl
 from think_as_locals.types import DataError, Item
 
-quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 ITEM = make_item(best=1)
 ROW: dict[str, Any] = json.loads(json.dumps(asdict(ITEM)))

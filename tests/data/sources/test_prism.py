@@ -196,7 +196,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_every_row_is_paired_or_reports_faults(data: st.DataObject) -> None:
     survey, utterances = (

@@ -84,7 +84,7 @@ values = st.recursive(
 
 
 @pytest.mark.parametrize("source", [name for name, source in SOURCES.items() if source.fields])
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_row_becomes_an_item_or_reports_faults(
     tmp_path_factory: pytest.TempPathFactory, source: str, data: st.DataObject
