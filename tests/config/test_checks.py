@@ -928,6 +928,7 @@ def named(recipe: Path, key: str, value: Any) -> str:
         ),
         ("grpo.save_strategy", "best", "set save_steps of this section instead"),
         ("sft.packing", True, "set data (demonstrations come as tokens) instead"),
+        ("sft.remove_unused_columns", True, "set data (demonstrations come as tokens) instead"),
         ("sft.assistant_only_loss", True, "set nothing (the completion alone is trained on) instead"),
         ("sft.eos_token", "<nope>", "set model (its texts are read as it was made for) instead"),
         ("sft.max_length", 512, "set data (no demonstration is cut) instead"),

@@ -1,15 +1,18 @@
-"""Start-up: hidden packages and garbage collection are restored afterwards, and freed memory is reused."""
+"""Start-up: what is hidden or postponed is there afterwards, as is garbage collection, and freed memory is reused."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import inspect
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from think_as_locals.runtime.processes import hidden, loading
+from think_as_locals.runtime.processes import hidden, imported_on_use, loading
 
 
 def test_loading_freezes_objects_and_reenables_gc_after_failure() -> None:
@@ -35,6 +38,35 @@ def test_hidden_package_is_restored_and_a_loaded_one_stays_visible() -> None:
         assert importlib.import_module("json") is sys.modules["json"]
     assert importlib.util.find_spec("tabnanny") is not None
     assert "tabnanny" not in sys.modules
+
+
+def test_package_is_imported_on_its_first_use() -> None:
+    names: dict[str, Any] = {}
+    with imported_on_use("tabnanny", "json", "not_installed"):
+        exec("import tabnanny, json", names)  # noqa: S102
+        assert hasattr(names["tabnanny"], "run")
+        with pytest.raises(ImportError):
+            importlib.import_module("not_installed")
+    assert names["json"] is sys.modules["json"]
+    inspect.stack()  # looks at all modules
+    assert "tabnanny" not in sys.modules
+    assert names["tabnanny"].check is importlib.import_module("tabnanny").check
+    assert not hasattr(names["tabnanny"], "run")
+
+
+@pytest.mark.slow
+def test_quick_start_imports_no_package_that_it_does_not_use(tmp_path: Path) -> None:
+    """Up to its first training step: each of these would add a tenth of a second to a whole one."""
+    packages = ["wandb", "trackio", "boto3", "deepspeed", "sklearn", "scipy.optimize", "vllm"]
+    program = f"""
+import sys
+import think_as_locals.training
+from think_as_locals import run, train
+train.train_stage = lambda *_: sys.exit(str([name for name in {packages} if sys.modules.get(name)]))
+run.start("recipes/quickstart.yaml", ["run.dir={tmp_path}", "sft.max_steps=1"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "[]"
 
 
 PAGE_FAULTS_PROGRAM = """

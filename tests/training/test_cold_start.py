@@ -183,6 +183,16 @@ def test_prompt_tokens_carry_no_loss(tmp_path: Path) -> None:
     assert torch.equal((gradient.abs().amax(-1) > 0)[:, :-1], taught[:, 1:])
 
 
+def test_batches_of_similar_length_can_be_asked_for(tmp_path: Path) -> None:
+    made = list(demonstrate(ITEMS, 12, UNBIASED, seed=0))
+    settings = ["sft.per_device_train_batch_size=2", "sft.gradient_accumulation_steps=1"]
+    trainer = _trainer(tmp_path, made, *settings, "sft.train_sampling_strategy=group_by_length")
+    lengths = [len(row["input_ids"]) for row in trainer.train_dataset]
+    batches = [batch["attention_mask"].sum(1).tolist() for batch in trainer.get_train_dataloader()]
+    assert sorted(length for batch in batches for length in batch) == sorted(lengths)
+    assert max(lengths) in batches[0]  # what takes the most memory comes first
+
+
 def test_cold_start_uses_lora_only_for_pretrained_models(tmp_path: Path) -> None:
     made = list(demonstrate(ITEMS, 4, UNBIASED, seed=0))
     loaded = ["trainer=demonstrated_grpo", "sft.data=x", "lora=rank16", "model.scratch=null", "model.path=x"]

@@ -67,6 +67,7 @@ _OF_COLD_STARTS = {
         ("dataset_kwargs", "dataset_text_field", "dataset_num_proc", "packing", "eval_packing"),
         "data (demonstrations come as tokens)",
     ),
+    "remove_unused_columns": "data (demonstrations come as tokens)",
     **dict.fromkeys(("assistant_only_loss", "completion_only_loss"), "nothing (the completion alone is trained on)"),
     **dict.fromkeys(("chat_template_path", "eos_token", "pad_token"), "model (its texts are read as it was made for)"),
 }

@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from itertools import islice
 from multiprocessing import get_context
 from threading import Thread
-from typing import NoReturn, ParamSpec, TypeVar
+from types import ModuleType
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -176,6 +179,30 @@ def hidden(*packages: str) -> Iterator[None]:
     finally:
         for name in absent:
             del sys.modules[name]
+
+
+@contextmanager
+def imported_on_use(*packages: str) -> Iterator[None]:
+    """Have libraries that import installed packages at once, but use them rarely, import them on their first use.
+
+    `importlib.util.LazyLoader` imports a package as soon as anyone looks at `sys.modules`, as `inspect` does.
+    """
+    specs = [spec for name in packages if name not in sys.modules and (spec := find_spec(name))]
+    modules = {spec.name: module_from_spec(spec) for spec in specs}
+    for name, module in modules.items():
+        module.__dict__["__getattr__"] = partial(_attribute, name, module)
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+
+
+def _attribute(package: str, module: ModuleType, name: str) -> Any:
+    if sys.modules.get(package) is module:  # transformers only asks whether there is a `wandb.run`
+        return None
+    return getattr(import_module(package), name)
 
 
 def keep_freed_memory() -> None:

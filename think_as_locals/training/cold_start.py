@@ -18,7 +18,6 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
@@ -30,7 +29,7 @@ from think_as_locals.judging.formats import Format
 from think_as_locals.judging.prompt import culture_name, shuffled_order
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
-from think_as_locals.training.grpo import adapter_config, trl_arguments
+from think_as_locals.training.grpo import LazyDataset, adapter_config, trl_arguments
 from think_as_locals.training.shared_prefix import narrow_tiles
 from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
 
@@ -52,27 +51,13 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         with reading_model(model):
             tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
         arguments = trl_arguments(config, sft, checkpoints.folder)
-        chat = Chat(tokenizer, config.model.chat_template_kwargs)
-        prompt_arguments, end = config.prompt.arguments(), tokenizer.eos_token_id
-        pairs = list(dict.fromkeys((d.item, d.presented) for d in demonstrations))  # an item is drawn several times
-        chat.check_texts(dict.fromkeys(item for item, _ in pairs))
-        encoded = chat.encode(
-            [render_presented(*each, special_tokens=chat.special_tokens, **prompt_arguments) for each in pairs]
-        )
-        prompts = dict(zip(pairs, encoded, strict=True))
-        completions = tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
-        # Only the completion and its end are trained on, after the prompt that GRPO uses.
-        rows = [
-            {"input_ids": [*prompt, *completion, end], "labels": [-100] * len(prompt) + [*completion, end]}
-            for prompt, completion in zip(
-                (prompts[d.item, d.presented] for d in demonstrations), completions, strict=True
-            )
-        ]
         super().__init__(
             checkpoints=checkpoints,
             model=model,
-            args=SFTConfig(**arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
-            train_dataset=Dataset.from_list(rows),
+            args=SFTConfig(
+                **arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}, remove_unused_columns=False
+            ),
+            train_dataset=DemonstrationDataset(config, demonstrations, tokenizer),
             processing_class=tokenizer,
             peft_config=adapter_config(config, sft),
         )
@@ -81,6 +66,35 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         """Return TRL's loss."""
         with narrow_tiles(self.accelerator.unwrap_model(self.model)):
             return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+class DemonstrationDataset(LazyDataset):
+    """The prompt that GRPO uses, and after it the completion and its end, which alone are trained on.
+
+    Completions are tokenised when they are accessed: those of all steps would delay the first one.
+    """
+
+    def __init__(self, config: RunConfig, demonstrations: Sequence[Demonstration], tokenizer: Any) -> None:
+        super().__init__(len(demonstrations))
+        chat = Chat(tokenizer, config.model.chat_template_kwargs)
+        distinct = {(d.item, d.order): d for d in demonstrations}  # an item is drawn several times
+        chat.check_texts(dict.fromkeys(item for item, _ in distinct))
+        settings = {"special_tokens": chat.special_tokens, **config.prompt.arguments()}
+        rendered = [render_presented(d.item, d.presented, **settings) for d in distinct.values()]
+        self._prompts = dict(zip(distinct, chat.encode(rendered), strict=True))
+        self._demonstrations, self._tokenizer = demonstrations, tokenizer
+
+    def rows(self, indices: Sequence[int]) -> dict[str, Any]:
+        """Return the columns of some rows."""
+        chosen, end = [self._demonstrations[index] for index in indices], self._tokenizer.eos_token_id
+        prompts = [self._prompts[d.item, d.order] for d in chosen]
+        encoded = self._tokenizer([d.completion for d in chosen], add_special_tokens=False)["input_ids"]
+        completions = [[*ids, end] for ids in encoded]
+        pairs = list(zip(prompts, completions, strict=True))
+        return {
+            "input_ids": [[*prompt, *completion] for prompt, completion in pairs],
+            "labels": [[-100] * len(prompt) + completion for prompt, completion in pairs],
+        }
 
 
 def demonstrate(

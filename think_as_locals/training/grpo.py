@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -324,26 +325,43 @@ def count_prompt_tokens(
     return [known[item, reverse] for item in items]
 
 
-class PromptDataset(Dataset):
-    """The `Example` of each item, or of each order of its responses, presented and rendered when accessed.
+class LazyDataset(Dataset):
+    """Rows that are made when they are accessed.
 
     `Dataset.set_transform` would do the same, but pickles all items for the fingerprint of its cache, 50 kB each.
     """
 
+    def __init__(self, size: int) -> None:
+        super().__init__(InMemoryTable.from_pydict({"index": range(size)}))
+
+    def __getitem__(self, key: Any) -> dict[str, Any]:
+        if isinstance(key, int):
+            return {name: values[0] for name, values in self[[key]].items()}
+        return self.rows(super().__getitem__(key)["index"])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    @abstractmethod
+    def rows(self, indices: Sequence[int]) -> dict[str, Any]:
+        """Return the columns of some rows."""
+
+
+class PromptDataset(LazyDataset):
+    """The `Example` of each item, or of each order of its responses, presented and rendered when accessed."""
+
     def __init__(self, config: RunConfig, items: Sequence[Item], sources: Sequence[str], chat: Chat) -> None:
         """Look for texts that are read as control tokens: of many items in a sample, in others when accessed."""
         self._orders = (False, True) if config.reward.both_orders else (False,)
-        super().__init__(InMemoryTable.from_pydict({"index": range(len(items) * len(self._orders))}))
+        super().__init__(len(items) * len(self._orders))
         self._items, self._sources, self._chat, self._seed = items, sources, chat, config.seed
         self._settings = {"special_tokens": chat.special_tokens, **config.prompt.arguments()}
         count = len(items)
         self._checked = range(count) if count <= _MAX_CHECKED else {i * count // _SAMPLE for i in range(_SAMPLE)}
         chat.check_texts(items[number] for number in self._checked)
 
-    def __getitem__(self, key: Any) -> dict[str, Any]:
-        if isinstance(key, int):
-            return {name: values[0] for name, values in self[[key]].items()}
-        indices = super().__getitem__(key)["index"]
+    def rows(self, indices: Sequence[int]) -> dict[str, Any]:
+        """Return the columns of some rows."""
         numbers = [divmod(index, len(self._orders)) for index in indices]
         self._chat.check_texts(self._items[number] for number, _ in numbers if number not in self._checked)
         presented = [shuffle_responses(self._items[number], self._seed, self._orders[turn]) for number, turn in numbers]
