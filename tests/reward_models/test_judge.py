@@ -346,6 +346,16 @@ def test_margin_is_none_unless_the_verdict_is_in_the_last_brackets(item: Item) -
     assert last.margin == pytest.approx(-math.log(3))
 
 
+@pytest.mark.parametrize("broken", [-math.inf, math.nan])
+def test_log_probability_that_is_not_finite_is_no_margin_and_no_score(item: Item, broken: float) -> None:
+    rm = replace(scripted("", "rewardbench2"), margins=True)
+    log_probs = dict.fromkeys(LABELS, -1.0)
+    answer = {"text": "[[A]]", "finish_reason": "stop", "label_log_probs": log_probs | {"B": broken}}
+    (prediction,) = rm.predictions(item, [answer])
+    assert (prediction.judgement.verdict, prediction.margin) == (0, None)
+    assert all(map(math.isnan, rm.scores(item, [answer])))
+
+
 @pytest.mark.parametrize(
     ("text", "margins", "expected"),
     [

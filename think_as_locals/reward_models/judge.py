@@ -357,6 +357,6 @@ def _connect(
 
 
 def _offered(answer: Answer, num_responses: int) -> list[float] | None:
-    """Return the log-probabilities of the labels on offer; `None` unless all are known."""
-    known, labels = answer.get("label_log_probs", {}), LABELS[:num_responses]
-    return [known[label] for label in labels] if all(label in known for label in labels) else None
+    """Return the log-probabilities of the labels on offer; `None` unless all are known and finite."""
+    values = [answer.get("label_log_probs", {}).get(label, math.nan) for label in LABELS[:num_responses]]
+    return values if all(map(math.isfinite, values)) else None
