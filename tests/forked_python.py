@@ -186,7 +186,7 @@ if __name__ == "__main__":
         cpu = sys.modules["vllm.platforms.cpu"]
         # Each engine fills the least cache that can be asked for, a GiB, with zeros, and looks through all modules for
         # what it replaces: half a CPU second each.
-        cpu.GiB_bytes = 2**27  # type: ignore[attr-defined]
+        cpu.GiB_bytes = 2**26  # type: ignore[attr-defined]
         cpu.CpuPlatform.register_triton_kernel_overrides()
         cpu.CpuPlatform.register_triton_kernel_overrides = lambda *_: None
     if rendezvous := sys.modules.get("torch.distributed.elastic.rendezvous.dynamic_rendezvous"):
