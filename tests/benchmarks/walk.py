@@ -27,8 +27,13 @@ from policies import make_policies
 
 PORT = 8177
 URL = f"http://127.0.0.1:{PORT}"
+# Several processes share the cores, so each has one thread; the caller's setting would change how sums are rounded.
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 # vLLM on few cores: threads that are not bound, and a small cache.
 SETTINGS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+# The training that runs alone takes both cores: one process on each, and half of a batch in each.
+LAUNCH = ["launch", "quickstart", "--config_file", "cpu_ddp"]
+LAUNCH += ["sft.per_device_train_batch_size=12", "grpo.per_device_train_batch_size=64"]
 VARIANTS = ("full", "without_gain", "without_correctness")
 SETS = [  # cards as pairs and BLEnD with four responses: each is known only the other way round
     *("eval.sets.four_orders=quickstart_cards", "eval.sets.four_orders.orders=4"),
@@ -122,10 +127,10 @@ def served(model: Path) -> Iterator[None]:
 def main(blend: str, folder: Path) -> None:
     """Walk, and print the figures."""
     walk = Walk(folder)
-    policies = multiprocessing.get_context("spawn").Process(target=make_policies, args=(walk.folder,))
-    policies.start()  # on the other core: they need no judge
     with walk.timed("teacher"):
-        walk.tal("teacher", "run", "quickstart", *mix(blend), "sft.max_steps=900", "eval.max_items=200")
+        walk.tal("teacher", *LAUNCH, *mix(blend), "sft.max_steps=900", "eval.max_items=200")
+    policies = multiprocessing.get_context("spawn").Process(target=make_policies, args=(walk.folder,))
+    policies.start()  # beside the demonstrations, whose server takes one core
     teacher = ["teacher=server", f"teacher.url={URL}/v1", "teacher.model=teacher", "teacher.key_variable=null"]
     teacher += ["teacher.prompt=compact", "teacher.max_completion_length=72", "teacher.concurrency=64"]
     shown = walk.folder / "shown" / "demonstrations.jsonl"
@@ -134,7 +139,7 @@ def main(blend: str, folder: Path) -> None:
             walk.tal("shown", "demonstrate", *teacher, *mix(blend), "tries=2")
     few = [f"sft.data={shown}", "sft.max_steps=1200", "eval.max_items=120", "grpo.max_steps=15", *mix(blend)]
     few += [*SETS, f"eval.sets.blend_of_four.data.path={blend}"]
-    with walk.timed("fresh judge and ablations"), walk.started("fresh", "run", "quickstart", *few) as fresh:
+    with walk.timed("fresh judge and ablations"), walk.started("fresh", *LAUNCH, *few) as fresh:
         base = walk.model("base")
         while not base.is_dir() and fresh.poll() is None:
             time.sleep(1)

@@ -39,7 +39,7 @@ _NO_TLS = (
 _REMEDIES = {
     401: "put a valid key into the environment variable that key_variable names",
     403: "put a key that may use this model into the environment variable that key_variable names",
-    404: "check url and model",
+    404: "check url and model; most urls end with /v1",
 }
 
 
