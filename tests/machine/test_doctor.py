@@ -186,6 +186,8 @@ def test_doctor_checks_the_format_of_a_trained_judge(
     assert "of 20 judgements keep the format of prompt compact" in printed
     assert "by the last verdict tag, of 20" in printed
     assert "knows only questions like those it was trained on" in printed
+    asked = f"tal judge {small_run / 'model'} {small_run / 'examples.jsonl'}"
+    assert asked.replace(" ", "") in "".join(printed.split())
 
 
 def test_unwritable_run_dir_is_reported_by_doctor_dry_run_and_run(

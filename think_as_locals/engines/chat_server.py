@@ -208,7 +208,7 @@ class _Requests:
                     got = f"{response.status_code}, a redirect to {response.headers.get('location', 'nowhere')}"
                     raise self._error(got, "redirects are not followed; put the right address into url")
                 if response.status_code != httpx.codes.TOO_MANY_REQUESTS and not response.is_server_error:
-                    other = "check model and fields, and whether the prompt is too long"
+                    other = "check model, fields and max_completion_length, and whether the prompt is too long"
                     raise self._error(got, _REMEDIES.get(response.status_code, other))
                 wait = max(wait, _retry_after(response))
                 self._allow_silence(wait)

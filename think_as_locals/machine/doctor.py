@@ -182,8 +182,10 @@ def query_model(path: str, backend: Backend, prompt: str | None) -> list[Finding
     items = select(tuple(read(load_data_config(["data=culture_cards"]).data, 0)), JUDGEMENTS)
     with Judge.load(path, backend, **changes) as judge:
         findings = list(check_format(judge, items))
-    if any(is_randomly_initialised(RunFolder(run)) for run in Path(path).resolve().parents[:2]):
-        findings.append(Finding("format", FROM_SCRATCH))
+    folders = map(RunFolder, Path(path).resolve().parents[:2])
+    if run := next(filter(is_randomly_initialised, folders), None):
+        ask = f" Ask it some of its own: tal judge {path} {run.examples}" if run.examples.is_file() else ""
+        findings.append(Finding("format", FROM_SCRATCH + ask))
     return findings
 
 
