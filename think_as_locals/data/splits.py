@@ -12,7 +12,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Literal
 
 from think_as_locals.config.compose import nearest
@@ -109,24 +109,22 @@ def flip_set_combinations(
 
     `also[culture]` are other cultures for which its fact holds. Of sets with the same `answers`, one is kept.
     """
-    sets = [
-        chosen
-        for chosen in combinations(cultures, size)
-        if not any(b in also.get(a, ()) for a in chosen for b in chosen)
-    ]
+    alike = {(culture, other) for culture in cultures for other in also.get(culture, ())}
+    sets = [chosen for chosen in combinations(cultures, size) if alike.isdisjoint(product(chosen, repeat=2))]
     if answers and len(set(answers.values())) < len(answers):
         random.Random(_key_digest(key)).shuffle(sets)
         sets = list({frozenset(answers[c] for c in chosen): chosen for chosen in sets}.values())
     if limit is None or len(sets) <= limit:
         return sets
     random.Random(_key_digest(key)).shuffle(sets)
-    used: Counter[str] = Counter()
+    used, squares = Counter[str](), dict.fromkeys(cultures, 0)
     picked = []
     for _ in range(limit):
         # The set whose cultures were used least; ties are random since the list is shuffled.
-        best = min(sets, key=lambda chosen: sum(used[c] ** 2 for c in chosen))
+        best = min(sets, key=lambda chosen: sum(map(squares.__getitem__, chosen)))
         sets.remove(best)
         used.update(best)
+        squares |= {culture: used[culture] ** 2 for culture in best}
         picked.append(best)
     return picked
 
@@ -332,7 +330,7 @@ def _of_size(items: Iterable[Item], size: int, seed: int) -> Iterable[Item]:
     if short:
         message = f"data.num_responses={size}: left out {len(short):,} items with fewer, such as {short[0]!r}"
         warnings.warn(message, DataWarning, stacklevel=2)
-    return [_cut(item, size, seed) for item in long_enough]
+    return [item if len(item.responses) == size else _cut(item, size, seed) for item in long_enough]
 
 
 def _cut(item: Item, size: int, seed: int) -> Item:
