@@ -59,7 +59,7 @@ class Hashing:
             time.sleep(self.pause)
             self.asked.append(requests[place])
             text = f"{company}|{requests[place].item.prompt}|{requests[place].responses[0]}"
-            keep(place, {"score": int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 7})
+            keep({place: {"score": int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 7}})
 
     def score_requests(self, item: Item) -> list[Request]:
         return self.requests(item)

@@ -87,7 +87,7 @@ def test_scores_keep_the_order_of_the_item_responses(tmp_path: Path) -> None:
 def test_reward_model_that_skips_a_request_raises(tmp_path: Path) -> None:
     class Forgetful(Hashing):
         def query(self, requests: list[Request], keep: Keep) -> None:  # type: ignore[override]
-            super().query(requests[1:], lambda place, answer: keep(place + 1, answer))
+            super().query(requests[1:], lambda answers: keep({place + 1: answers[place] for place in answers}))
 
     with pytest.raises(RuntimeError, match="1 requests have no answer, such as one of 'item-000'"):
         measured(Forgetful(), tmp_path / "answers.jsonl")
@@ -108,11 +108,11 @@ def test_answer_that_does_not_fit_on_disk_is_not_kept(tmp_path: Path) -> None:
     first, second = (Request(item, (0,)) for item in ITEMS[:2])
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with Journal(tmp_path / "answers.jsonl", {}) as journal:
-        journal.add(journal.key(first), {"text": "there"})
+        journal.add({journal.key(first): {"text": "there"}})
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "answers.jsonl").stat().st_size + 50, limits[1]))
             with pytest.raises(OSError, match="too large"):
-                journal.add(journal.key(second), {"text": "not there" * 100})
+                journal.add({journal.key(second): {"text": "not there" * 100}})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)

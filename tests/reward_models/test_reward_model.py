@@ -67,7 +67,7 @@ class ShortContextModel:
         fitting = [i for i in range(len(requests)) if i not in places]
         for i in fitting if self.late or not places else []:
             self.asked.append(requests[i].item.id)
-            keep(i, {"score": float(requests[i].item.id)})
+            keep({i: {"score": float(requests[i].item.id)}})
         if places:
             raise TooLongError("too much", places)
 
@@ -79,7 +79,7 @@ class ShortContextModel:
 def test_too_long_items_are_skipped_and_settled_as_configured(late: bool) -> None:
     items, rm = [make_item(id=str(i), best=1) for i in range(5)], ShortContextModel(late)
     answers: dict[int, Answer] = {}
-    query_fitting(rm, [Request(item, (0,)) for item in items], answers.__setitem__)  # type: ignore[arg-type]
+    query_fitting(rm, [Request(item, (0,)) for item in items], answers.update)  # type: ignore[arg-type]
     too_long = {"too_long": "too much"}
     assert answers == {0: {"score": 0.0}, 1: too_long, 2: {"score": 2.0}, 3: too_long, 4: {"score": 4.0}}
     assert rm.asked == ["0", "2", "4"]

@@ -98,7 +98,7 @@ def bert(folder: Path) -> ScalarRM:
 def test_responses_are_batched_by_length_longest_first(tmp_path: Path) -> None:
     rm, kept = bert(tmp_path), list[int]()
     requests = [request for item in ITEMS for request in rm.requests(item)]
-    rm.query(requests, lambda place, _: kept.append(place))
+    rm.query(requests, kept.extend)
     lengths = [len(rm.rows(requests)[place]["input_ids"]) for place in kept]
     assert lengths == sorted(lengths, reverse=True)
     assert sorted(kept) == list(range(len(requests)))
@@ -236,7 +236,7 @@ def test_too_long_response_is_rejected_before_any_answer_is_kept(path: str) -> N
     rm = ScalarRM.load(path)
     requests = rm.requests(short) + rm.requests(long)
     with pytest.raises(TooLongError, match=r"item 'item-1': response B has \d+ tokens .* takes 256") as caught:
-        rm.query(requests, lambda place, _: kept.append(place))
+        rm.query(requests, kept.extend)
     assert "max_length" in str(caught.value)
     assert (kept, caught.value.indices) == ([], (len(short.responses) + 1,))
     assert len(ScalarRM.load(path, max_length=128).score([short])) == 1
@@ -311,4 +311,4 @@ def test_constant_reward_model_scores_chance(size: int, seed: int) -> None:
     (prediction,) = rm.predictions(item, answers(rm.score([item])[0]))
     assert prediction.credit == 1 / size
     assert (prediction.judgement.verdict, prediction.parse_failure) == (None, False)
-    assert (rm.chunk_size, rm.identity) == (None, {"kind": "constant"})
+    assert (rm.chunk_size, rm.identity) == (1024, {"kind": "constant"})

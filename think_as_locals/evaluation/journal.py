@@ -7,11 +7,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain, islice
-from operator import attrgetter
+from itertools import chain, groupby, islice
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,25 @@ Advance = Callable[[int, int], None]
 """Reports progress: how many more requests are answered, and how many there are."""
 
 _SHOW_EVERY = 0.1  # seconds
+_ITEM_AND_ORDER = attrgetter("item.id", "order")
 
 
 def by_request(request: Request) -> str:
     """Return a key that depends on everything that the answer to a request may depend on."""
     digest = _digest_of(request.item).copy()
-    digest.update(f", {list(request.order)}]".encode())
+    digest.update(_end_of_content(request.order))
     return str(digest.hexdigest()[:32])
+
+
+@lru_cache
+def _end_of_content(order: tuple[int, ...]) -> bytes:
+    return f", {list(order)}]".encode()
 
 
 @lru_cache(maxsize=1)  # for all requests about an item
 def _digest_of(item: Item) -> Any:
     content = [item.id, item.prompt, *item.responses, item.culture, item.language]
-    return hashlib.sha256(json.dumps(content)[:-1].encode())
+    return hashlib.sha256(_encoded(content)[:-1])
 
 
 def by_response(request: Request) -> str:
@@ -64,11 +70,12 @@ def content_key(prompt: str, response: str) -> str:
     return hashlib.sha256(json.dumps((prompt, response)).encode()).hexdigest()[:32]
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False)  # `json.dumps` makes one for each value
+# `json.dumps` makes an encoder for each value, and notes its parts to find references to itself.
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False)
 _DECODER = json.JSONDecoder()  # its `raw_decode` takes half the time of `json.loads`, which looks for spaces around
 
 
-def _encoded(value: dict[str, Any]) -> bytes:
+def _encoded(value: Any) -> bytes:
     return _ENCODER.encode(value).encode()
 
 
@@ -88,7 +95,7 @@ class Journal:
         self._file = self._path.open("ab", buffering=0)
         os.truncate(self._path, whole := self._path.read_bytes().rfind(b"\n") + 1)
         if not whole:
-            self._write(_encoded({"identity": identity}))
+            self._write(_encoded({"identity": identity}) + b"\n")
         for file in (path, *sorted(parts.glob("*.jsonl"))):
             self._load(file, identity)
 
@@ -121,28 +128,38 @@ class Journal:
         """Return whether there is an answer to a request."""
         return key in self._answers
 
+    def answers(self, keys: Iterable[bytes]) -> list[Answer]:
+        """Return the answers to some requests."""
+        # Decoded together, four take less than half of the time.
+        content = b"[%s]" % b",".join(map(self._answers.__getitem__, keys))
+        answers: list[Answer] = _DECODER.raw_decode(content.decode())[0]
+        return answers
+
     def answer(self, key: bytes) -> Answer:
         """Return the answer to a request."""
-        answer: Answer = _DECODER.raw_decode(self._answers[key].decode())[0]
+        (answer,) = self.answers([key])
         return answer
 
-    def add(self, key: bytes, answer: Answer) -> bool:
-        """Add an answer to a request, and return whether there was none.
+    def add(self, answers: Mapping[bytes, Answer]) -> int:
+        """Add answers to requests, by key, and return how many of these had none; they are in the file before it ends.
 
-        The first one is kept, unless it says that the request is too long.
+        The first answer to a request is kept, unless it says that the request is too long.
         """
-        is_new = key not in self._answers
-        if is_new or (TOO_LONG in self.answer(key) and TOO_LONG not in answer):
-            content = _encoded(answer)
-            self._write(b'{"key": "%s", "answer": %s}' % (key.hex().encode(), content))
-            self._answers[key] = content
-        return is_new
+        added = {
+            key: _encoded(answer)
+            for key, answer in answers.items()
+            if key not in self._answers or (TOO_LONG in self.answer(key) and TOO_LONG not in answer)
+        }
+        lines = (b'{"key": "%s", "answer": %s}\n' % (key.hex().encode(), content) for key, content in added.items())
+        self._write(b"".join(lines))
+        before = len(self._answers)
+        self._answers |= added
+        return len(self._answers) - before
 
-    def _write(self, line: bytes) -> None:
-        left = line + b"\n"
+    def _write(self, lines: bytes) -> None:
         try:
-            while left:  # one call, unless the disk is full: then the next one raises
-                left = left[self._file.write(left) :]
+            while lines:  # one call, unless the disk is full: then the next one raises
+                lines = lines[self._file.write(lines) :]
         except OSError:
             with naming(self._path):
                 raise
@@ -201,15 +218,17 @@ class AnswerCollector:
         self, items: Sequence[Item], requests_of: Callable[[Item], Sequence[Request]]
     ) -> Iterator[tuple[Item, list[Answer]]]:
         """Ask for the answers to all requests about items, and return an iterator of items with their answers."""
-        requests, counts = list[Request](), list[int]()
-        with without_collection():
+        counts = list[int]()
+
+        def requests() -> Iterator[Request]:
             for item in items:
                 of_item = requests_of(item)
-                requests += of_item
                 counts.append(len(of_item))
-        keys = iter(collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers))
+                yield from of_item
+
+        keys = iter(collect(self.rm, self.journal, self.advance, requests(), self.too_long, self.peers))
         release_freed_memory()
-        answers = ([self.journal.answer(key) for key in islice(keys, count)] for count in counts)
+        answers = (self.journal.answers(islice(keys, count)) for count in counts)
         return zip(items, answers, strict=True)
 
 
@@ -217,7 +236,7 @@ def collect(
     queryable: Queryable,
     journal: Journal,
     advance: Advance,
-    requests: Sequence[Request],
+    requests: Iterable[Request],
     too_long: TooLong = "error",
     peers: Peers = ALONE,
 ) -> list[bytes]:
@@ -227,16 +246,20 @@ def collect(
     from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer. Several
     processes take the chunks in turn, and each has all answers in the end.
     """
-    keys = list(map(journal.key, requests))
-    by_key = dict(zip(keys, requests, strict=True))
-    unique, in_order = list(by_key), list(by_key.values())
-    del by_key  # of a million items, a third of a gigabyte
-    # By the model's key, then item, then order; three stable sorts, as tuples of all three keys would take gigabytes.
-    indices = list(range(len(unique)))
-    for column in (attrgetter("order"), attrgetter("item.id"), queryable.sort_key):
-        indices.sort(key=list(map(column, in_order)).__getitem__)
-    progress = _Progress(advance, len(unique))
-    progress.add(sum(map(journal.has, unique)))
+    keys, by_key = list[bytes](), dict[bytes, Request]()
+    with without_collection():
+        for request in requests:
+            keys.append(key := journal.key(request))
+            by_key[key] = request
+        # By the model's key, then item, then order. The requests about an item mostly have one key of the model: they
+        # are sorted as one, which saves most of the time and memory.
+        wanted = sorted(by_key, key=lambda key: _ITEM_AND_ORDER(by_key[key]))
+        runs = [(value, list(run)) for value, run in groupby(wanted, lambda key: queryable.sort_key(by_key[key]))]
+        runs.sort(key=itemgetter(0))
+        wanted = list(chain.from_iterable(run for _, run in runs))
+        del runs
+    progress = _Progress(advance, len(wanted))
+    progress.add(sum(map(journal.has, wanted)))
     progress.show()
     size = queryable.chunk_size
 
@@ -246,18 +269,18 @@ def collect(
             return True
         return too_long == "error" and size is None and TOO_LONG in journal.answer(key)
 
-    def keep(chunk: Sequence[bytes], index: int, answer: Answer) -> None:
-        progress.add(journal.add(chunk[index], answer))
+    def keep(chunk: Sequence[bytes], answers: Mapping[int, Answer]) -> None:
+        progress.add(journal.add({chunk[index]: answer for index, answer in answers.items()}))
 
     if size is None:
-        indices = [index for index in indices if is_open(unique[index])]
-    wanted, in_order = [unique[index] for index in indices], [in_order[index] for index in indices]
+        wanted = list(filter(is_open, wanted))
     step = size or math.ceil(len(wanted) / peers.size) or 1
     mine = [slice(start, start + step) for start in range(0, len(wanted), step)][peers.rank :: peers.size]
     for part in mine:
-        chunk, of_chunk = wanted[part], in_order[part]
+        chunk = wanted[part]
         if not any(map(is_open, chunk)):
             continue
+        of_chunk = [by_key.pop(key) for key in chunk]  # their memory is free for that of the answers
         query_fitting(queryable, of_chunk, partial(keep, chunk))
         progress.show()
         if missing := [each.item.id for key, each in zip(chunk, of_chunk, strict=True) if not journal.has(key)]:

@@ -35,7 +35,7 @@ class Sampler:
         """Sample a completion for each request, and pass its answer to `keep`."""
 
         def deliver(index: int, rollout: Rollout) -> None:
-            keep(index, {"text": rollout.text, "finish_reason": rollout.finish_reason})
+            keep({index: {"text": rollout.text, "finish_reason": rollout.finish_reason}})
 
         self.engine.sample([self.conversation(request) for request in requests], self.sampling, deliver)
 

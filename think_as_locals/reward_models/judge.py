@@ -269,7 +269,7 @@ class Judge:
 
         def deliver(index: int, rollout: Rollout) -> None:
             labels = dict(rollout.label_log_probs)
-            keep(index, {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": labels})
+            keep({index: {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": labels}})
 
         sampling = Sampling(
             max_completion_length=self.settings.max_completion_length,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError
 
 Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
-Keep = Callable[[int, Answer], None]  # takes the index of a request and its answer as soon as it is there
+Keep = Callable[[Mapping[int, Answer]], None]  # takes answers by the index of their requests as soon as they are there
 
 TOO_LONG = "too_long"
 """The issue of an item that is too long for a reward model, and the key of an answer that says so."""
@@ -46,7 +46,7 @@ class Queryable(Protocol):
         """Return a key for sorting: neighbours share a prefix or have similar lengths, and are cheaper together."""
 
     def query(self, requests: Sequence[Request], keep: Keep) -> None:
-        """Answer a chunk of requests, and pass each answer to `keep`, in any order."""
+        """Answer a chunk of requests, and pass the answers to `keep`, those of a batch together, in any order."""
 
 
 class RewardModel(Queryable, Protocol):
@@ -76,7 +76,7 @@ def query_all(rm: RewardModel, requests: Sequence[Sequence[Request]], allow_long
     """Return the answers to the requests about each item, from one call of `query` or `query_fitting`."""
     answers: dict[int, Answer] = {}
     if together := [request for of_item in requests for request in of_item]:
-        (partial(query_fitting, rm) if allow_long else rm.query)(together, answers.__setitem__)
+        (partial(query_fitting, rm) if allow_long else rm.query)(together, answers.update)
     in_order = iter([answers[index] for index in range(len(together))])
     return [list(islice(in_order, len(of_item))) for of_item in requests]
 
@@ -85,17 +85,18 @@ def query_fitting(rm: Queryable, requests: Sequence[Request], keep: Keep) -> Non
     """Answer requests as `Queryable.query` does, but one that is too long gets the answer `{"too_long": why}`."""
     is_open = bytearray(b"\1") * len(requests)
 
-    def keep_once(index: int, answer: Answer) -> None:
-        is_open[index] = False
-        keep(index, answer)
+    def keep_once(answers: Mapping[int, Answer]) -> None:
+        for index in answers:
+            is_open[index] = False
+        keep(answers)
 
     try:
         rm.query(requests, keep_once)
     except TooLongError as error:
-        for index in error.indices:
-            keep_once(index, {TOO_LONG: str(error)})
+        keep_once({index: {TOO_LONG: str(error)} for index in error.indices})
         if rest := [index for index in range(len(requests)) if is_open[index]]:
-            rm.query([requests[index] for index in rest], lambda i, answer: keep(rest[i], answer))
+            of_rest = [requests[index] for index in rest]
+            rm.query(of_rest, lambda answers: keep({rest[i]: answer for i, answer in answers.items()}))
 
 
 def check_lengths(reasons: Mapping[str, str], of: int, too_long: TooLong) -> None:

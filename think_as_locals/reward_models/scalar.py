@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -145,7 +145,7 @@ class BatchScorer(ResponseScorer):
                         f"{LABELS[requests[index].order[0]]} {score}, expected a finite number: are its weights sound, "
                         f"and is {self.model.dtype} wide enough for it?"
                     )
-                keep(index, {"score": score})
+            keep({index: {"score": score} for index, score in zip(indices, scores, strict=True)})
 
     def _scored_batches(
         self, _: Sequence[Request], rows: Sequence[TokenRow]
@@ -362,12 +362,9 @@ def _ready(model: Any) -> Any:
 class ConstantRM(ResponseScorer):
     """The same score for every response, so a credit of 1/N for every item: exactly 25 % on Best-of-4."""
 
-    chunk_size: None = field(default=None, init=False)
-
     @property
     def identity(self) -> dict[str, Any]:
         return {"kind": "constant"}
 
     def query(self, requests: Sequence[Request], keep: Keep) -> None:
-        for index in range(len(requests)):
-            keep(index, {"score": 0.0})
+        keep({index: {"score": 0.0} for index in range(len(requests))})
