@@ -131,15 +131,15 @@ def flip_set_combinations(
 
 def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
     """Return the complete flip sets among items: each response is the best of exactly one item."""
-    groups: dict[str, list[tuple[int, Item]]] = defaultdict(list)
+    groups: dict[str, list[int]] = defaultdict(list)
     for index, item in enumerate(items):
-        groups[item.group].append((index, item))
+        groups[item.group].append(index)
     found = []
     for of_group in groups.values():  # one at a time, since the sets of texts take memory
         shared: dict[tuple[frozenset[str], frozenset[str]], list[tuple[int, Item]]] = defaultdict(list)
-        best = {item.responses[item.best] for _, item in of_group}
-        for index, item in of_group:
-            if best.issuperset(item.responses):
+        best = {items[index].responses[items[index].best] for index in of_group}
+        for index in of_group:
+            if best.issuperset((item := items[index]).responses):
                 # Two cultures may have the same answer: the origins distinguish their sets.
                 shared[frozenset(item.responses), frozenset(item.origins)].append((index, item))
         for members in shared.values():

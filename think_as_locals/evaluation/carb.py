@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from think_as_locals.data import flip_sets
@@ -28,6 +30,7 @@ from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
 from think_as_locals.runtime.files import read_json, write_json
+from think_as_locals.runtime.processes import cores
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, VALIDATION, DataError, Item
 
@@ -76,6 +79,13 @@ def summarise(
     measure = partial(_measure, group=group, baselines=baseline_credits(items), samples=bootstrap_samples, seed=seed)
     # An item in several orders counts in several positions, and one that was not presented in none.
     presented = rows[~rows["too_long"]]
+
+    def by_name(names: Sequence[Any], *columns: NDArray[Any]) -> dict[Any, dict[str, Any]]:
+        parts = dict(indices_by_name(names))
+        with ThreadPoolExecutor(cores()) as threads:  # numpy multiplies without the GIL
+            found = threads.map(lambda part: measure(*(column[part] for column in columns)), parts.values())
+            return dict(zip(parts, found, strict=True))
+
     return {
         "dataset": dataset,
         "split": split,
@@ -84,7 +94,7 @@ def summarise(
         "step": step,
         "protocol": protocol,
         "trained_on": count_trained_on(items, training),
-        **(every := measure(np.arange(len(items)), credit, tagged)),
+        **(every := measure(indices := np.arange(len(items)), credit, tagged)),
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
         "too_long": {
@@ -93,14 +103,11 @@ def summarise(
         },
         "micro": {key: value for key, value in every.items() if key != "baselines"},
         "macro": {**_both(*over_cells), **macro_cells(items)},
-        **{
-            f"by_{key}": {name: measure(part, credit[part], tagged[part]) for name, part in indices_by_name(of_items)}
-            for key, of_items in names.items()
-        },
-        "by_position": {
-            LABELS[slot]: measure(*(presented[name][part] for name in ("item", "credit", "verdict_only")))
-            for slot, part in indices_by_name(presented["best"].tolist())
-        },
+        **{f"by_{key}": by_name(of_items, indices, credit, tagged) for key, of_items in names.items()},
+        "by_position": by_name(
+            [LABELS[slot] for slot in presented["best"].tolist()],
+            *(presented[name] for name in ("item", "credit", "verdict_only")),
+        ),
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
         "calibration": _calibration(judged, drawn),

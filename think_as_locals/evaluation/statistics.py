@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ RESAMPLES = 2000  # of what compares runs, each of which may have its own `eval.
 BINS = 10
 _MIN_GROUPS = 5  # with fewer, a calibration error cannot be told from noise
 _MAX_CACHE_BYTES = 2**28  # bytes of draws
-_BLOCK = 2**22  # numbers of draws that are multiplied at once
+_BLOCK = 2**20  # numbers of draws that are multiplied at once
 
 Values = Sequence[float] | NDArray[np.float64]
 Floats = NDArray[np.float64]
@@ -83,7 +84,7 @@ def accuracies(
 ) -> list[Estimate]:
     """Return the `accuracy` of several scores of the same items."""
     first, group, cell = _columns(columns[0], groups, cells)
-    values = [first, *(np.array(column, float) for column in columns[1:])]
+    values = [first, *(np.asarray(column, float) for column in columns[1:])]
     if any(len(column) != len(first) for column in values):
         raise ValueError("expected as many scores in each column as there are items")
     drawn = cluster_bootstrap(values, group, cell, samples, seed)
@@ -331,6 +332,7 @@ def _expanded_tail(groups: int) -> float:
 
 
 _draws_kept: dict[tuple[int, int, int], NDArray[np.uint8]] = {}  # the last used at the end
+_drawing = Lock()
 
 
 def _draws(groups: int, samples: int, seed: int) -> Iterator[tuple[slice, Floats]]:
@@ -340,15 +342,16 @@ def _draws(groups: int, samples: int, seed: int) -> Iterator[tuple[slice, Floats
     """
     key, step = (groups, samples, seed), max(1, _BLOCK // groups)
     blocks = [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
-    counts = _draws_kept.pop(key, None)
-    if counts is None:
-        rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
-        counts = np.empty((samples, groups), np.uint8)  # counts fit a byte
-        for rows in blocks:
-            counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
-    _draws_kept[key] = counts
-    while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_CACHE_BYTES:
-        del _draws_kept[next(iter(_draws_kept))]
+    with _drawing:
+        counts = _draws_kept.pop(key, None)
+        if counts is None:
+            rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
+            counts = np.empty((samples, groups), np.uint8)  # counts fit a byte
+            for rows in blocks:
+                counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
+        _draws_kept[key] = counts
+        while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_CACHE_BYTES:
+            del _draws_kept[next(iter(_draws_kept))]
     return ((rows, counts[rows].astype(float)) for rows in blocks)
 
 
@@ -359,7 +362,7 @@ def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple
     if not len(scores) == len(groups) == len(groups if cells is None else cells):
         raise ValueError(f"expected a group and a cell for each of {len(scores)} scores")
     cell = np.zeros(len(scores), np.intp) if cells is None else codes(cells)
-    return np.array(scores, float), codes(groups), cell
+    return np.asarray(scores, float), codes(groups), cell
 
 
 def indices_by_name(names: Sequence[Any]) -> Iterator[tuple[Any, Codes]]:
