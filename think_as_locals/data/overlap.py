@@ -155,7 +155,8 @@ def normalise(text: str) -> str:
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     label = _LABEL.match(folded)
     words = folded[label.end() :] if label else folded
-    return " ".join(words.translate(_CHARACTERS).split()) or folded.strip()
+    kept = words.translate(_CHARACTERS).strip()
+    return (" ".join(kept.split()) if "  " in kept else kept) or folded.strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def label_match(item: Item, response: str) -> float:
     """Return 1 for a response that names the culture, in English or in the item's language, else 0."""
     names, pattern = _names(item.culture, item.language)
     folded = response.casefold()
-    return float(any(name in folded for name in names) and pattern.search(folded) is not None)
+    return float(any(map(folded.__contains__, names)) and pattern.search(folded) is not None)
 
 
 TRAITS: Mapping[str, Trait] = {

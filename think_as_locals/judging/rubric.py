@@ -268,7 +268,10 @@ def check_languages(items: Iterable[Item]) -> None:
 
 def fold(text: str) -> str:
     """Return a text in lower case with single spaces."""
-    return " ".join(text.casefold().split())
+    folded = text.casefold()
+    # Of printable characters only the space is blank, so most texts are already as they should be.
+    is_single_spaced = folded.isprintable() and "  " not in folded and folded[:1] != " " != folded[-1:]
+    return folded if is_single_spaced else " ".join(folded.split())
 
 
 def _names_response(line: str, labels: str) -> bool:
