@@ -175,7 +175,7 @@ def _demonstration(row: Row, format_: Format) -> Demonstration:
     if row.fault or not isinstance(row.value, Mapping):
         got = row.fault.detail if row.fault else f"got {type(row.value).__name__}"
         raise DataError(f"{row.place}: {got}; expected a demonstration: {_FIELDS}")
-    (item,) = valid_items([jsonl.outcome(replace(row, value=row.value.get("item")))])
+    (item,) = valid_items([jsonl.outcome(row._replace(value=row.value.get("item")))])
     order, completion = row.value.get("order"), row.value.get("completion")
     indices = list(range(len(item.responses)))
     if not isinstance(order, list) or any(type(index) is not int for index in order) or sorted(order) != indices:

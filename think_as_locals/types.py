@@ -249,15 +249,15 @@ class Demonstration:
 def reorder_responses(item: Item, order: Sequence[int]) -> Item:
     """Return the item with its responses, `best` and `origins` in another order: `responses[order[0]]` comes first."""
     moved = {
-        "responses": tuple(item.responses[i] for i in order),
+        "responses": tuple(map(item.responses.__getitem__, order)),
         "best": order.index(item.best),
-        "origins": tuple(item.origins[i] for i in order) if item.origins else (),
+        "origins": tuple(map(item.origins.__getitem__, order)) if item.origins else (),
     }
     if len(order) != len(item.responses) or len(set(order)) != len(order):
         return replace(item, **moved)  # type: ignore[arg-type]
     reordered = object.__new__(Item)  # without the checks of its texts, which take most of the time
     for name in ITEM_FIELDS:
-        object.__setattr__(reordered, name, moved.get(name, getattr(item, name)))
+        object.__setattr__(reordered, name, moved[name] if name in moved else getattr(item, name))
     return reordered
 
 

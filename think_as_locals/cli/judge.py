@@ -108,7 +108,7 @@ def _items(arguments: Namespace) -> list[Item]:
         config = load_data_config([f"data={source}", f"data.path={quoted(path)}"])
         return [replace(item, culture=item.culture or culture) for item in read(config.data, config.seed)]
     else:
-        rows = (replace(row, defaults=defaults) for row in read_rows(path))
+        rows = (row._replace(defaults=defaults) for row in read_rows(path))
     return list(valid_items(mark_repeats(map(jsonl.query_outcome, rows))))
 
 

@@ -247,7 +247,7 @@ def edit_outcomes(path: str, by_id: Mapping[str, Item] | None) -> Iterator[Outco
 def _item(fields: EditRow, row: Row, by_id: Mapping[str, Item] | None) -> Item | None:
     """Return the item that a row edits; record a fault if there is none."""
     if isinstance(fields.item, dict):
-        outcome = jsonl.outcome(replace(row, value=fields.item))
+        outcome = jsonl.outcome(row._replace(value=fields.item))
         for fault in outcome.faults:
             fields.add(fault.defect, f"item: {fault.detail}")
         return outcome.items[0] if outcome.items else None

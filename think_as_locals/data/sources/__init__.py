@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -69,7 +69,7 @@ def row_by_row(outcome: Callable[[Row], Outcome], model: type[RowModel], about: 
     def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
         defaults = {name: value for name in model.DEFAULTS if (value := getattr(data, name)) is not None}
         rows = read_rows(path_of(data))
-        found = map(outcome, (replace(row, defaults=defaults) for row in rows) if defaults else rows)
+        found = map(outcome, (row._replace(defaults=defaults) for row in rows) if defaults else rows)
         return found if model.IGNORED_COLUMNS is None else name_ignored_columns(found, model.columns())
 
     return Source(about=about, outcomes=outcomes, fields=model.FIELDS, defaults=model.DEFAULTS, **facts)

@@ -123,7 +123,7 @@ def _read_rows(rows: Iterable[Row]) -> Iterator[tuple[OpinionRow, OpinionQuestio
     for row in rows:
         raw = row.value.get("question", "") if isinstance(row.value, Mapping) else ""
         if raw is None or (isinstance(raw, float) and math.isnan(raw)):  # pandas writes a missing text as NaN
-            row = replace(row, value=None, fault=Fault(Defect.NO_QUESTION, "question is missing"))
+            row = row._replace(value=None, fault=Fault(Defect.NO_QUESTION, "question is missing"))
         fields = OpinionRow.read(row)
         question = None
         if importable(fields.faults) and (shares := _new_shares(fields, earlier)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -42,7 +41,7 @@ class HelpSteerRow(RowModel):
 def outcome(row: Row) -> Outcome:
     """Return one pair; the preferred response is the best."""
     if isinstance(row.value, Mapping) and row.value.get("domain") == "code":  # the language is a programming language
-        row = replace(row, value={**row.value, "language": "en"})
+        row = row._replace(value={**row.value, "language": "en"})
     fields = HelpSteerRow.read(row)
     better, worse = fields.response1, fields.response2
     if fields.overall_preference > 0:

@@ -50,7 +50,7 @@ def query_outcome(row: Row) -> Outcome:
         return outcome(row)
     given = {name: value for name, value in row.value.items() if value is not None or name == "culture"}
     needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **row.defaults}
-    return outcome(dataclasses.replace(row, value=needed | given))
+    return outcome(row._replace(value=needed | given))
 
 
 def outcome(row: Row) -> Outcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -80,7 +79,7 @@ def last_turns(row: Row) -> Row:
             "rejected": [*others, {"role": "assistant", "content": rejected}],
         } if turns == others:
             prompt = {"prompt": turns} if len(turns) > 1 or (turns and row.value.get("prompt") is None) else {}
-            return replace(row, value={**row.value, **prompt, "chosen": chosen, "rejected": rejected})
+            return row._replace(value={**row.value, **prompt, "chosen": chosen, "rejected": rejected})
     return row
 
 

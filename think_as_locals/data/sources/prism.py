@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -56,7 +55,7 @@ def _add_person(row: Row, countries: dict[str, str | None]) -> Outcome:
     """Read a row of the survey, and add the person's country to `countries` (`None` if it is unknown)."""
     location = unpack(row.value.get("location")) if isinstance(row.value, Mapping) else None
     if isinstance(location, Mapping):  # in other exports its parts are columns
-        row = replace(row, value={**row.value, **{f"location.{name}": part for name, part in location.items()}})
+        row = row._replace(value={**row.value, **{f"location.{name}": part for name, part in location.items()}})
     fields = PersonRow.read(row)
     if fields.user_id in countries:
         fields.add(Defect.REPEATED_ID, f"user_id {fields.user_id!r} is already in an earlier row")
@@ -118,7 +117,7 @@ def _read_table(path: str, table: str) -> Iterator[Row]:
             raise DataError(f"{path}: PRISM's configs survey and utterances are read both: give owner/name[@revision]")
         # Row 7 of one table is not row 7 of the other.
         name = f"{path}:{table}"
-        return (replace(row, file=f"{name}:{row.file.rpartition(':')[2]}") for row in read_rows(name))
+        return (row._replace(file=f"{name}:{row.file.rpartition(':')[2]}") for row in read_rows(name))
     folder = Path(path).expanduser()
     files = [file for suffix in SUFFIXES if (file := folder / f"{table}{suffix}").is_file()]
     if len(files) != 1:
