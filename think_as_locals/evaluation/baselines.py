@@ -96,11 +96,12 @@ def tfidf(items: Sequence[Item]) -> list[float]:
     groups = np.repeat([numbers[item.group] for item in ordered], [len(item.responses) for item in ordered])
     right = np.array([text == item.responses[item.best] for item in ordered for text in sorted(item.responses)])
     counts = _WordCounts(text for item in ordered for text in sorted(item.responses))
-    release_freed_memory()  # before models are fitted
     scores, rng, parts = np.empty(len(right)), np.random.default_rng(0), []
     for train, test in GroupKFold(folds).split(right, groups=groups):
         few = len(train) <= _MAX_FITTED
         parts.append((train if few else np.sort(rng.choice(train, _MAX_FITTED, replace=False)), test))
+    del groups, numbers, train
+    release_freed_memory()  # before models are fitted
 
     def score(chosen: NDArray[np.intp], test: NDArray[np.intp]) -> None:
         # A word that occurs only in the tested group has no weight.
