@@ -108,13 +108,7 @@ def _decode(
             outputs = model(**given, return_dict=True)
         inputs, unread = model._update_model_kwargs_for_generation(outputs, inputs), 1
         scores = logits_processor(input_ids, outputs.logits[:, -1].float())
-        if generation_config.do_sample:
-            # Ended rows draw too: so the others get the random numbers that they get in transformers' loop.
-            probabilities = scores.new_ones(count, scores.shape[1])
-            probabilities[rows] = scores.softmax(-1)
-            tokens = probabilities.multinomial(1)[rows, 0]
-        else:
-            tokens = scores.argmax(-1)
+        tokens = _sample(scores.softmax(-1), rows, count) if generation_config.do_sample else scores.argmax(-1)
         output[rows, length] = tokens
         length += 1
         input_ids = output[rows, :length]
@@ -129,6 +123,19 @@ def _decode(
             if shared:
                 shared.select(kept)
     return output[:, :length]
+
+
+def _sample(probabilities: Tensor, rows: Tensor, count: int) -> Tensor:
+    """Return a token (B) for each of these rows of `count`, as `multinomial` samples them.
+
+    Ended rows draw too: so the others get the random numbers that they get in transformers' loop.
+    """
+    shape = count, probabilities.shape[1]
+    if probabilities.device.type != "cpu":
+        return probabilities.new_ones(shape).index_copy(0, rows, probabilities).multinomial(1)[rows, 0]
+    # What `multinomial` computes here, but for `exponential_`, which takes one logarithm at a time.
+    uniform = torch.empty(shape, dtype=torch.float64).uniform_()[rows]
+    return (probabilities / uniform.neg_().log1p_().neg_().float()).argmax(-1)
 
 
 class GrowingLayer(DynamicLayer):
@@ -172,7 +179,7 @@ class GrowingLayer(DynamicLayer):
 
 
 class SharedPrompts:
-    """Keys and values (N, H_kv, P, D) of N prompts, to which B rows attend beside those of their own tokens.
+    """Keys (N, H_kv, D, P) and values (N, H_kv, P, D) of N prompts, to which B rows attend beside their own tokens.
 
     A layer computes the scores of all rows of a prompt at once, in a block (N, H_kv, G R, ...): G rows for each prompt,
     of which some may be empty, and R query heads for each key head.
@@ -180,7 +187,7 @@ class SharedPrompts:
 
     def __init__(self, cache: DynamicCache, mask: Tensor, row_prompts: Tensor) -> None:
         """Take the prompts' cache and attention mask (N, P), and the index of each row's prompt (B)."""
-        self._layers = [(layer.keys, layer.values) for layer in cache.layers]
+        self._layers = [(layer.keys.transpose(2, 3).contiguous(), layer.values) for layer in cache.layers]
         self._hidden = None if mask.all() else (mask == 0)[:, None, None]
         self._row_prompts = row_prompts
         self.select(torch.arange(len(row_prompts), device=mask.device))
@@ -199,11 +206,11 @@ class SharedPrompts:
         """Return a layer's attention (B, 1, H, D), given query (B, H, 1, D) and own key and value (B, H_kv, L, D)."""
         keys, values = self._layers[module.layer_idx]
         query = scaling * query.view(len(query), keys.shape[1], -1, query.shape[-1])  # (B, H_kv, R, D)
-        scores = self._to_block(query) @ keys.transpose(2, 3)  # (N, H_kv, G R, P)
+        scores = self._to_block(query) @ keys  # (N, H_kv, G R, P)
         if self._hidden is not None:
             scores = scores.masked_fill(self._hidden, -torch.inf)
         weights = torch.cat([scores, self._to_block(query @ key.transpose(2, 3))], -1).softmax(-1)
-        length = keys.shape[2]
+        length = keys.shape[3]
         output = self._to_rows(weights[..., :length] @ values) + self._to_rows(weights[..., length:]) @ value
         return output.flatten(1, 2)[:, None]
 
