@@ -73,7 +73,7 @@ class Judgements:
             kind = s.scores is not None, s.parse_failure, s.too_long
             return (index, order, *slots, s.credit, s.verdict_only_credit, margin, *kind)
 
-        rows = np.fromiter(map(row, scored), _ROW_TYPE)
+        rows: Any = np.fromiter(map(row, scored), _ROW_TYPE)  # whose columns numpy does not type
         by_id = [numbers[name] for name in sorted(numbers)]
         self.items = tuple(items[number] for number in by_id)
         self.group = codes([item.group for item in self.items])  # of each item
