@@ -19,7 +19,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 
 from think_as_locals.engines import packing
-from think_as_locals.engines.decoding import GrowingLayer, generate, positions
+from think_as_locals.engines.decoding import GrowingLayer, generate, positions, sample_tokens
 from think_as_locals.engines.transformers_engine import padded
 
 SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2} | {
@@ -163,3 +163,17 @@ def test_prompts_that_differ_only_in_padding_are_not_shared() -> None:
         expected = model(input_ids=ids, attention_mask=mask, position_ids=positions(mask)).logits[rows, -1]
     assert torch.allclose(scores[0].double(), expected, atol=1e-6)
     assert not torch.allclose(expected[0], expected[1], atol=1e-3)
+
+
+def test_tokens_and_random_state_are_those_of_multinomial() -> None:
+    rows, count = torch.tensor([0, 2, 7]), 8
+    for seed in range(20):
+        torch.manual_seed(seed)
+        probabilities = (3 * torch.randn(len(rows), 4000)).softmax(-1)
+        everyone = torch.ones(count, 4000).index_copy(0, rows, probabilities)
+        before = torch.get_rng_state()
+        expected = everyone.multinomial(1)[rows, 0]
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
+        assert torch.equal(sample_tokens(probabilities, rows, count), expected)
+        assert torch.equal(torch.get_rng_state(), after)

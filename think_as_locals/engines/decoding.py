@@ -108,7 +108,7 @@ def _decode(
             outputs = model(**given, return_dict=True)
         inputs, unread = model._update_model_kwargs_for_generation(outputs, inputs), 1
         scores = logits_processor(input_ids, outputs.logits[:, -1].float())
-        tokens = _sample(scores.softmax(-1), rows, count) if generation_config.do_sample else scores.argmax(-1)
+        tokens = sample_tokens(scores.softmax(-1), rows, count) if generation_config.do_sample else scores.argmax(-1)
         output[rows, length] = tokens
         length += 1
         input_ids = output[rows, :length]
@@ -125,7 +125,7 @@ def _decode(
     return output[:, :length]
 
 
-def _sample(probabilities: Tensor, rows: Tensor, count: int) -> Tensor:
+def sample_tokens(probabilities: Tensor, rows: Tensor, count: int) -> Tensor:
     """Return a token (B) for each of these rows of `count`, as `multinomial` samples them.
 
     Ended rows draw too: so the others get the random numbers that they get in transformers' loop.
