@@ -143,7 +143,7 @@ def test_killed_scoring_resumes_from_the_unfinished_chunk(
     def die(more: int, total: int) -> None:
         nonlocal done
         done += more
-        if done == 18:  # in the third of four chunks of 8
+        if done == 20:  # five batches of 4: in the third of four chunks of 8
             raise KeyboardInterrupt
 
     with recorded_batches(rm) as before, pytest.raises(KeyboardInterrupt):
