@@ -249,9 +249,9 @@ class Demonstration:
 def reorder_responses(item: Item, order: Sequence[int]) -> Item:
     """Return the item with its responses, `best` and `origins` in another order: `responses[order[0]]` comes first."""
     moved = {
-        "responses": tuple(map(item.responses.__getitem__, order)),
+        "responses": tuple(item.responses[i] for i in order),
         "best": order.index(item.best),
-        "origins": tuple(map(item.origins.__getitem__, order)) if item.origins else (),
+        "origins": tuple(item.origins[i] for i in order) if item.origins else (),
     }
     if len(order) != len(item.responses) or len(set(order)) != len(order):
         return replace(item, **moved)  # type: ignore[arg-type]

@@ -62,6 +62,16 @@ def test_removing_a_key_that_the_recipe_lacks_lists_those_it_has(recipe: str, re
         load_recipe(recipe, ["seed=1", f"~{removed}"])
 
 
+def test_removing_a_key_beside_another_wrong_override_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="~evl: the recipe has no evl"):
+        load_recipe(QUICKSTART, ["~evl", "+seed=3"])
+
+
+def test_key_that_stands_twice_is_named_with_the_recipe_and_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mine\.yaml: .*in the recipe, line \d+.* duplicate key seed"):
+        load_recipe(a_recipe(tmp_path, f"{HEAD}seed: 1\nseed: 2\n"))
+
+
 def test_recipe_overrides_the_defaults_in_conf() -> None:
     conf = yaml.safe_load((ASSETS / "conf/trainer/shared/grpo.yaml").read_text(encoding="utf-8"))
     loaded, quickstart = load_recipe(GRPO), load_recipe(QUICKSTART)

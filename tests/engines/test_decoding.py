@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from think_as_locals.engines import packing
 from think_as_locals.engines.decoding import GrowingLayer, generate, positions, sample_tokens
 from think_as_locals.engines.transformers_engine import padded
+from think_as_locals.types import ModelError
 
 SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2} | {
     "num_attention_heads": 2,
@@ -49,6 +51,15 @@ ROWS = [[7, 8, 9], list(range(3, 14)), [7, 8], [7, 8, 9], list(range(3, 14)), [7
 def row_ends(rows: torch.Tensor, _: Any) -> torch.Tensor:
     """End a row of 11 prompt tokens after a number of tokens that depends on its prompt and first token."""
     return rows.shape[1] - 11 > (7 * rows[:, :11].sum(1) + 11 * rows[:, 11]) % 40
+
+
+def test_sampling_from_scores_that_are_not_finite_is_a_model_error() -> None:
+    model = deepcopy(MODELS["qwen3"])
+    with torch.no_grad():
+        model.lm_head.weight[7] = torch.nan
+    ids, mask = padded([[5, 6], [5, 6]], "left")
+    with pytest.raises(ModelError, match="scores of the next token are not finite"):
+        generate(model, input_ids=ids, attention_mask=mask, generation_config=GenerationConfig(do_sample=True))
 
 
 @pytest.mark.parametrize("name", MODELS)

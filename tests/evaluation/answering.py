@@ -55,11 +55,15 @@ class Hashing:
 
     def query(self, requests: Sequence[Request], keep: Keep) -> None:
         company = "" if self.chunk_size is None else "".join(r.responses[0] for r in requests)
-        for place in reversed(range(len(requests))):
-            time.sleep(self.pause)
-            self.asked.append(requests[place])
-            text = f"{company}|{requests[place].item.prompt}|{requests[place].responses[0]}"
-            keep({place: {"score": int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 7}})
+        order = range(len(requests))[::-1]
+        for start in range(0, len(order), 3):
+            answers = {}
+            for place in order[start : start + 3]:
+                time.sleep(self.pause)
+                self.asked.append(requests[place])
+                text = f"{company}|{requests[place].item.prompt}|{requests[place].responses[0]}"
+                answers[place] = {"score": int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 7}
+            keep(answers)
 
     def score_requests(self, item: Item) -> list[Request]:
         return self.requests(item)

@@ -105,21 +105,25 @@ def test_truncated_line_is_removed_and_its_request_asked_again(tmp_path: Path) -
 
 
 def test_answer_that_does_not_fit_on_disk_is_not_kept(tmp_path: Path) -> None:
-    first, second = (Request(item, (0,)) for item in ITEMS[:2])
+    first, second, third = (Request(item, (0,)) for item in ITEMS[:3])
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with Journal(tmp_path / "answers.jsonl", {}) as journal:
-        journal.add({journal.key(first): {"text": "there"}})
         try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "answers.jsonl").stat().st_size + 50, limits[1]))
-            with pytest.raises(OSError, match="too large"):
-                journal.add({journal.key(second): {"text": "not there" * 100}})
+            resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "answers.jsonl").stat().st_size + 250, limits[1]))
+            with pytest.raises(OSError, match="too large"):  # of three in one write, the first fits
+                journal.add(
+                    {journal.key(first): {"text": "there"}}
+                    | {journal.key(each): {"text": "not there" * 100} for each in (second, third)}
+                )
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)
-        assert not journal.has(journal.key(second))
+        assert not any(map(journal.has, map(journal.key, (first, second, third))))
     with Journal(tmp_path / "answers.jsonl", {}) as journal:
-        assert journal.has(journal.key(first))
-        assert not journal.has(journal.key(second))
+        assert [journal.has(journal.key(each)) for each in (first, second, third)] == [True, False, False]
+        assert journal.add({journal.key(each): {"text": "there"} for each in (first, second)}) == 1
+    with Journal(tmp_path / "answers.jsonl", {}) as journal:
+        assert journal.answer(journal.key(second)) == {"text": "there"}
 
 
 def test_damaged_line_is_reported_and_the_file_unchanged(tmp_path: Path) -> None:

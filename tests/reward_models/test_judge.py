@@ -29,9 +29,10 @@ from reward_models.trained import judge_of_pairs, load, pairs, train_judge
 from transformers import AutoTokenizer
 
 from think_as_locals.data.sources import jsonl
-from think_as_locals.engines import Messages
-from think_as_locals.engines.engine import label_log_probs, label_tokens, special_tokens
+from think_as_locals.engines import Messages, Sampling
+from think_as_locals.engines.engine import Deliver, label_log_probs, label_tokens, special_tokens
 from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.judging import render, reorder_responses, score, shuffle_responses, write
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
@@ -347,13 +348,21 @@ def test_margin_is_none_unless_the_verdict_is_in_the_last_brackets(item: Item) -
 
 
 @pytest.mark.parametrize("broken", [-math.inf, math.nan])
-def test_log_probability_that_is_not_finite_is_no_margin_and_no_score(item: Item, broken: float) -> None:
-    rm = replace(scripted("", "rewardbench2"), margins=True)
-    log_probs = dict.fromkeys(LABELS, -1.0)
-    answer = {"text": "[[A]]", "finish_reason": "stop", "label_log_probs": log_probs | {"B": broken}}
-    (prediction,) = rm.predictions(item, [answer])
-    assert (prediction.judgement.verdict, prediction.margin) == (0, None)
-    assert all(map(math.isnan, rm.scores(item, [answer])))
+def test_log_probability_that_is_not_finite_is_no_margin_and_no_score(
+    item: Item, broken: float, tmp_path: Path
+) -> None:
+    class Broken(Scripted):
+        def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+            for index in range(len(conversations)):
+                log_probs = dict.fromkeys(LABELS, -1.0) | {"B": broken}
+                deliver(index, Rollout(text="[[A]]", finish_reason="stop", label_log_probs=log_probs))
+
+    rm = replace(scripted("", "rewardbench2"), engine=Broken())
+    with Journal(tmp_path / "answers.jsonl", rm.identity) as journal:
+        collector = AnswerCollector(rm, journal, lambda more, total: None)
+        (prediction,) = collector.predictions([item])
+        assert (prediction.judgement.verdict, prediction.margin) == (0, None)
+        assert all(map(math.isnan, *collector.scores([item])))
 
 
 @pytest.mark.parametrize(

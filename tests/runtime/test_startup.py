@@ -46,6 +46,10 @@ def test_package_is_imported_on_its_first_use() -> None:
         exec("import tabnanny, json", names)  # noqa: S102
         assert hasattr(names["tabnanny"], "run")
         with pytest.raises(ImportError):
+            exec("from tabnanny import check")  # noqa: S102
+        with pytest.raises(ImportError):
+            importlib.import_module("tabnanny.part")
+        with pytest.raises(ImportError):
             importlib.import_module("not_installed")
     assert names["json"] is sys.modules["json"]
     inspect.stack()  # looks at all modules
@@ -60,7 +64,10 @@ def test_quick_start_imports_no_package_that_it_does_not_use(tmp_path: Path) -> 
     packages = ["wandb", "trackio", "boto3", "deepspeed", "sklearn", "scipy.optimize", "vllm"]
     program = f"""
 import sys
+from transformers.utils import is_scipy_available
+assert is_scipy_available()  # as who uses transformers may have asked before
 import think_as_locals.training
+assert is_scipy_available()
 from think_as_locals import run, train
 train.train_stage = lambda *_: sys.exit(str([name for name in {packages} if sys.modules.get(name)]))
 run.start("recipes/quickstart.yaml", ["run.dir={tmp_path}", "sft.max_steps=1"])

@@ -9,6 +9,7 @@ import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,8 @@ def _run(arguments: Namespace) -> None:
         sys.stdout.write(load_config(recipe, overrides).to_yaml())
         return
     if arguments.dry_run:
-        from think_as_locals import run
-        from think_as_locals.sweeps import sweep as sweeps
-
-        rows = (sweeps if arguments.multirun else run).plan(recipe, overrides)
+        program = import_module("think_as_locals.sweeps.sweep" if arguments.multirun else "think_as_locals.run")
+        rows = program.plan(recipe, overrides)
         if arguments.json:
             print(json.dumps({"plan": rows}))
         else:

@@ -24,7 +24,7 @@ _HYDRA_SETTINGS = [
     f"hydra/{group}"
     for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
 ]
-"""Groups of Hydra's own options, which are removed; Hydra looks them up before, and finds them empty."""
+"""Groups of Hydra's own options that we remove; Hydra loads them first, so they must exist, as empty options."""
 
 setup_globals()  # what `${now:...}` is
 

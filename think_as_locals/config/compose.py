@@ -55,9 +55,11 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
             raise ConfigError(f"{recipe}: not a recipe, {expected}: tal recipes copy NAME gives one to edit") from error
         if deleted := re.search(r"Could not delete from config\. '(.*)' does not exist", str(error)):
             parent, _, name = deleted[1].rpartition(".")
-            whole = _composed(recipe.stem, text, [each for each in given if not each.startswith("~")], groups)
-            section = OmegaConf.select(whole, parent) if parent else whole
-            known = [str(key) for key in section or () if key != name and not str(key).startswith("if ")]
+            known = list[str]()
+            with suppress(HydraException, OmegaConfBaseException):  # other overrides may be wrong too
+                whole = _composed(recipe.stem, text, [each for each in given if not each.startswith("~")], groups)
+                section = OmegaConf.select(whole, parent) if parent else whole
+                known += [str(key) for key in section or () if key != name and not str(key).startswith("if ")]
             has = f"{nearest(name, known)}; available: {', '.join(known)}" if known else ", as it has no keys"
             raise ConfigError(f"{recipe}: ~{deleted[1]}: {parent or 'the recipe'} has no {name}{has}") from None
         remedy = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
@@ -270,7 +272,7 @@ def _contains_large_int(value: Any) -> bool:
 def reason(error: Exception) -> str:
     """Return an error's message on one line, without the folders that Hydra searched."""
     message = re.sub(
-        r"'a_recipe'|\"[^\"]*a_recipe\.yaml\"", "the recipe", str(error).partition("Config search path")[0]
+        r"'a_recipe'|\"<(file|unicode string)>\"", "the recipe", str(error).partition("Config search path")[0]
     )
     return cut(" ".join(message.split())) or type(error).__name__
 

@@ -22,7 +22,6 @@ from enum import Enum
 from itertools import chain
 from pathlib import Path
 from struct import unpack_from
-from types import MappingProxyType
 from typing import IO, Any, AnyStr, Literal, NamedTuple
 
 from think_as_locals.config.schema import DataSection
@@ -122,7 +121,7 @@ class Row(NamedTuple):  # of a million, dataclasses would take seconds more
     text: str  # the line, or JSON of the value if there are no lines; bytes that are not UTF-8 are surrogate escapes
     fault: Fault | None = None  # why it could not be parsed
     folder: str | None = None  # the folder that is read, if the file is one of several
-    defaults: Mapping[str, str] = MappingProxyType({})  # values of the configuration for fields that are missing
+    defaults: Mapping[str, str] | None = None  # values of the configuration for fields that are missing
 
     @property
     def place(self) -> str:

@@ -15,6 +15,7 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, Pr
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from think_as_locals.engines import packing
+from think_as_locals.types import ModelError
 
 
 def positions(mask: Tensor) -> Tensor:
@@ -133,8 +134,13 @@ def sample_tokens(probabilities: Tensor, rows: Tensor, count: int) -> Tensor:
     shape = count, probabilities.shape[1]
     if probabilities.device.type != "cpu":
         return probabilities.new_ones(shape).index_copy(0, rows, probabilities).multinomial(1)[rows, 0]
+    if probabilities[:, 0].isnan().any():  # a softmax of what is not finite is NaN in all places
+        raise ModelError(
+            "the model's scores of the next token are not finite: its weights are damaged, or too large for "
+            "its dtype (float32 has the widest range)"
+        )
     # What `multinomial` computes here, but for `exponential_`, which takes one logarithm at a time.
-    uniform = torch.empty(shape, dtype=torch.float64).uniform_()[rows]
+    uniform = probabilities.new_empty(shape, dtype=torch.float64).uniform_()[rows]
     return (probabilities / uniform.neg_().log1p_().neg_().float()).argmax(-1)
 
 
@@ -187,7 +193,9 @@ class SharedPrompts:
 
     def __init__(self, cache: DynamicCache, mask: Tensor, row_prompts: Tensor) -> None:
         """Take the prompts' cache and attention mask (N, P), and the index of each row's prompt (B)."""
-        self._layers = [(layer.keys.transpose(2, 3).contiguous(), layer.values) for layer in cache.layers]
+        self._layers = [(layer.keys.transpose(2, 3), layer.values) for layer in cache.layers]
+        if mask.device.type == "cpu":  # where a product with keys that lie as it reads them is faster
+            self._layers = [(keys.contiguous(), values) for keys, values in self._layers]
         self._hidden = None if mask.all() else (mask == 0)[:, None, None]
         self._row_prompts = row_prompts
         self.select(torch.arange(len(row_prompts), device=mask.device))

@@ -75,7 +75,7 @@ def load_engine(
     revision: str | None = None,
     vllm: Mapping[str, Any] = MappingProxyType({}),
 ) -> Engine:
-    """Load a chat model into this process with what its backend needs alone; `vllm` options are for that backend."""
+    """Load a chat model into this process; `vllm` options with another backend are a ConfigError."""
     common: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
     if vllm and backend != "vllm":
         raise ConfigError(f"{', '.join(vllm)}: got with backend={backend}, but only vllm reads them")

@@ -37,7 +37,8 @@ def label_match(item: Item, response: str) -> float:
     """Return 1 for a response that names the culture, in English or in the item's language, else 0."""
     names, pattern = _names(item.culture, item.language)
     folded = response.casefold()
-    return float(any(map(folded.__contains__, names)) and pattern.search(folded) is not None)
+    mentioned = any(name in folded for name in names)  # faster than the pattern, which also wants a word's start
+    return float(mentioned and pattern.search(folded) is not None)
 
 
 TRAITS: Mapping[str, Trait] = {
@@ -100,8 +101,8 @@ def tfidf(items: Sequence[Item]) -> list[float]:
     for train, test in GroupKFold(folds).split(right, groups=groups):
         few = len(train) <= _MAX_FITTED
         parts.append((train if few else np.sort(rng.choice(train, _MAX_FITTED, replace=False)), test))
-    del groups, numbers, train
-    release_freed_memory()  # before models are fitted
+    del groups, numbers, train  # of a million items, hundreds of megabytes
+    release_freed_memory()
 
     def score(chosen: NDArray[np.intp], test: NDArray[np.intp]) -> None:
         # A word that occurs only in the tested group has no weight.

@@ -82,7 +82,7 @@ def summarise(
 
     def by_name(names: Sequence[Any], *columns: NDArray[Any]) -> dict[Any, dict[str, Any]]:
         parts = dict(indices_by_name(names))
-        with ThreadPoolExecutor(cores()) as threads:  # numpy multiplies without the GIL
+        with ThreadPoolExecutor(min(8, cores())) as threads:  # numpy multiplies without the GIL, in threads of its own
             found = threads.map(lambda part: measure(*(column[part] for column in columns)), parts.values())
             return dict(zip(parts, found, strict=True))
 
@@ -190,7 +190,7 @@ def trained_on_note(summary: Mapping[str, Any]) -> str:
 def save(
     scored: Iterable[ScoredItem], path: Path, judgements: dict[Path, Judgements] | None = None, **about: Any
 ) -> dict[str, Any]:
-    """Write and return a CARB file; the judgements go to a table beside it, and by its path to `judgements`."""
+    """Write a CARB file, a table of its judgements and, if given, the entry of this table in `judgements`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = path.with_suffix(".parquet")
     judged = Judgements(written(table, scored))

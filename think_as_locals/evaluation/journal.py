@@ -141,7 +141,7 @@ class Journal:
         return answer
 
     def add(self, answers: Mapping[bytes, Answer]) -> int:
-        """Add answers to requests, by key, and return how many of these had none; they are in the file before it ends.
+        """Write answers to the file, by the key of their request; return how many of these had none.
 
         The first answer to a request is kept, unless it says that the request is too long.
         """
@@ -280,7 +280,7 @@ def collect(
         chunk = wanted[part]
         if not any(map(is_open, chunk)):
             continue
-        of_chunk = [by_key.pop(key) for key in chunk]  # their memory is free for that of the answers
+        of_chunk = [by_key.pop(key) for key in chunk]  # from here on only this chunk holds them in memory
         query_fitting(queryable, of_chunk, partial(keep, chunk))
         progress.show()
         if missing := [each.item.id for key, each in zip(chunk, of_chunk, strict=True) if not journal.has(key)]:

@@ -93,7 +93,7 @@ class LeaderboardEntry:
 def write_leaderboard(
     runs: Sequence[Path], folder: Path, items: Iterable[Item] = (), judgements: Mapping[Path, Judgements] | None = None
 ) -> Path:
-    """Write `leaderboard.json`, `.md` and `.html`, and return the page's path; what is given is not read again."""
+    """Write `leaderboard.json`, `.md` and `.html`; return the page's path. Given items and judgements are not read."""
     same_items = grouped(read_entries(runs, items, judgements), lambda entry: entry.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
     boards = [board(entries) for entries in ranked]

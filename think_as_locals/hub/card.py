@@ -28,8 +28,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
     """Return the `README.md` of a repository, which holds a model or (`adapter`) only an adapter."""
     environment = templates(Path(__file__).parent).overlay(finalize=_escape)
-    environment.filters |= {"hub_data": hub_data}
-    environment.globals |= {"sources": SOURCES, "variant_names": VARIANT_NAMES, "prompt_digest": prompt_digest}
+    environment.filters = {**environment.filters, "hub_data": hub_data}
+    environment.globals = {
+        **environment.globals,
+        "sources": SOURCES,
+        "variant_names": VARIANT_NAMES,
+        "prompt_digest": prompt_digest,
+    }
     environment.globals["noncommercial"] = any(
         "-NC" in SOURCES[d.source].about for d in run.config.data.sources.values()
     )

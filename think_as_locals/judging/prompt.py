@@ -132,7 +132,7 @@ def hint(label: str) -> str:
     return Template(_text("hint.txt")).substitute(label=label)
 
 
-@lru_cache(maxsize=2**10)  # the items of a flip set share their responses
+@lru_cache(maxsize=64)  # the items of a flip set share their responses
 def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
     """Return untrusted text with guillemets instead of angle brackets in reserved tags, and spaces in special tokens.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -184,7 +185,11 @@ def query_model(path: str, backend: Backend, prompt: str | None) -> list[Finding
         findings = list(check_format(judge, items))
     folders = map(RunFolder, Path(path).resolve().parents[:2])
     if run := next(filter(is_randomly_initialised, folders), None):
-        ask = f" Ask it some of its own: tal judge {path} {run.examples}" if run.examples.is_file() else ""
+        ask = (
+            f" Ask it some of its own: {shlex.join(['tal', 'judge', path, str(run.examples)])}"
+            if run.examples.is_file()
+            else ""
+        )
         findings.append(Finding("format", FROM_SCRATCH + ask))
     return findings
 

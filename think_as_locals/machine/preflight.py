@@ -50,7 +50,7 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
     """Raise a `PreflightError` that lists what machine and launch lack, how to mend it, and which recipes run here."""
     rms = config.rms if isinstance(config, EvaluationConfig) else {}
     # A reward model that lacks something fails alone, unless all do.
-    one_by_one = rms and not all(reward_model_faults(section, f"rms.{name}") for name, section in rms.items())
+    one_by_one = bool(rms) and not all(reward_model_faults(section, f"rms.{name}") for name, section in rms.items())
     missing = missing_for(config, skip="rms." if one_by_one else None)
     if isinstance(config, RunConfig | PolicyConfig | ScpoConfig):
         missing += launch_faults(config)

@@ -268,7 +268,7 @@ class Judge:
         """Answer requests by completions: answers have `text`, `finish_reason` and `label_log_probs`."""
 
         def deliver(index: int, rollout: Rollout) -> None:
-            labels = dict(rollout.label_log_probs)
+            labels = {label: value for label, value in rollout.label_log_probs.items() if math.isfinite(value)}
             keep({index: {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": labels}})
 
         sampling = Sampling(
@@ -357,6 +357,6 @@ def _connect(
 
 
 def _offered(answer: Answer, num_responses: int) -> list[float] | None:
-    """Return the log-probabilities of the labels on offer; `None` unless all are known and finite."""
-    values = [answer.get("label_log_probs", {}).get(label, math.nan) for label in LABELS[:num_responses]]
-    return values if all(map(math.isfinite, values)) else None
+    """Return the log-probabilities of the labels on offer; `None` unless all are known."""
+    known, labels = answer.get("label_log_probs", {}), LABELS[:num_responses]
+    return [known[label] for label in labels] if all(label in known for label in labels) else None

@@ -46,7 +46,7 @@ class Queryable(Protocol):
         """Return a key for sorting: neighbours share a prefix or have similar lengths, and are cheaper together."""
 
     def query(self, requests: Sequence[Request], keep: Keep) -> None:
-        """Answer a chunk of requests, and pass the answers to `keep`, those of a batch together, in any order."""
+        """Answer a chunk of requests, and pass the answers to `keep`, one or several at a time, in any order."""
 
 
 class RewardModel(Queryable, Protocol):

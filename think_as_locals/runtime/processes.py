@@ -190,6 +190,7 @@ def imported_on_use(*packages: str) -> Iterator[None]:
     specs = [spec for name in packages if name not in sys.modules and (spec := find_spec(name))]
     modules = {spec.name: module_from_spec(spec) for spec in specs}
     for name, module in modules.items():
+        module.__path__ = []  # no part of it is imported meanwhile, which would be part of another module
         module.__dict__["__getattr__"] = partial(_attribute, name, module)
     sys.modules.update(modules)
     try:
@@ -200,8 +201,10 @@ def imported_on_use(*packages: str) -> Iterator[None]:
 
 
 def _attribute(package: str, module: ModuleType, name: str) -> Any:
-    if sys.modules.get(package) is module:  # transformers only asks whether there is a `wandb.run`
-        return None
+    if sys.modules.get(package) is module:
+        if name == "run":  # transformers asks whether there is a `wandb.run`
+            return None
+        raise AttributeError(f"module {package!r} is imported on its first use, and not to read {name!r}")
     return getattr(import_module(package), name)
 
 

@@ -190,7 +190,7 @@ class JobResult:
 def read_job_results(
     sweep: Path, combinations: Mapping[str, Combination], stop_requested: bool
 ) -> tuple[Metric, list[JobResult]]:
-    """Return the metric of jobs, on validation items if all have some, and a row for each, best first, failed last."""
+    """Return the metric, on validation items if all jobs have some, and a result for each job, the best first."""
     found: dict[str, dict[str, Any]] = {VALIDATION: {}, TEST: {}}
     for name, by_set in product(combinations, found):
         if paths := list(RunFolder(sweep / name).evaluated_steps(by_set).values()):

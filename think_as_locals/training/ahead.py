@@ -114,13 +114,11 @@ class SampledAhead:
 
     def load_state(self, batches: Sequence[dict[str, Any]]) -> None:
         """Restore the state that each rank has saved; all ranks call this."""
-        for values in broadcast_object_list([list(batches)])[0]:
-            completions = [SampledTokens(ids, log_probs, []) for ids, log_probs in values.pop("completions")]
-            prefix_cache = tuple(values.pop("prefix_cache"))
-            batch = _Batch(**values)
-            if self._trainer.accelerator.is_main_process:
-                batch.sampled.set_result(Sampled(completions, prefix_cache))
-            self._batches.append(batch)
+        results = [(batch.pop("completions"), batch.pop("prefix_cache")) for batch in batches]  # on the main process
+        self._batches.extend(_Batch(**values) for values in broadcast_object_list([list(batches)])[0])
+        for batch, (completions, prefix_cache) in zip(self._batches, results, strict=False):
+            found = [SampledTokens(ids, log_probs, []) for ids, log_probs in completions]
+            batch.sampled.set_result(Sampled(found, tuple(prefix_cache)))
 
     def _start(self, number: int) -> None:
         """Start the next N generation batches after this one, or as many as there are."""

@@ -54,7 +54,7 @@ class RewardGuard:
         return breakdown, None
 
     def check_failures(self, rows: list[dict[str, Any]], step: int) -> int:
-        """Return how many rewards failed on all ranks; all raise TrainingError for one not finite or for too many."""
+        """Return how many rewards failed on all ranks; too many, or one that is not finite, are a TrainingError."""
         faults = [row["fault"] for row in rows if row["fault"] is not None]
         rewards = [v for row in rows for name, v in row.items() if name.startswith("reward/") and v is not None]
         infinite, too_many = not all(map(math.isfinite, rewards)), self._too_many()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -342,9 +341,9 @@ class LazyDataset(Dataset):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
 
-    @abstractmethod
     def rows(self, indices: Sequence[int]) -> dict[str, Any]:
         """Return the columns of some rows."""
+        raise NotImplementedError
 
 
 class PromptDataset(LazyDataset):

@@ -49,7 +49,7 @@ def query_outcome(row: Row) -> Outcome:
     if not isinstance(row.value, Mapping):
         return outcome(row)
     given = {name: value for name, value in row.value.items() if value is not None or name == "culture"}
-    needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **row.defaults}
+    needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **(row.defaults or {})}
     return outcome(row._replace(value=needed | given))
 
 
