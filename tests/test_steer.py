@@ -381,7 +381,7 @@ def test_interrupted_scoring_with_dropout_resumes_identically(tmp_path: Path, mo
     monkeypatch.setattr(ScalarRM, "load", partial(ScalarRM.load, chunk_size=4))
     where = [f"data.path={a_prism(tmp_path / 'prism')}", 'data.countries=["CL"]', f"model.path={model}"]
     # The seed of which the released draw tests three of the five people.
-    mode = ["mode=as_released", "seed=5", "scpo.filter_threshold=0.99"]
+    mode = ["mode=as_released", "seed=5", "scpo.filter_threshold=0.99", "scpo.scoring_batch_size=3"]
     overrides = [*QUICK, *where, *PRISM, *mode, "run.resume=auto"]
     whole = steer(tmp_path / "whole", *overrides, recipe="recipes/scpo_prism.yaml")
     released, summary = config_of(whole).mode, found(whole)
@@ -401,7 +401,7 @@ def test_interrupted_scoring_with_dropout_resumes_identically(tmp_path: Path, mo
         def scored(more: int, total: int) -> None:
             advance(more, total)
             answers = (folder / "rank-0.jsonl").read_text(encoding="utf-8").count('"answer"')
-            if rm.model.training and answers == 5:
+            if rm.model.training and answers == 7:  # in the second chunk of 4, by batches of 3
                 raise KeyboardInterrupt
 
         return score_responses(rm, requests, folder, scored)
