@@ -76,14 +76,3 @@ def test_unknown_public_name_error_lists_known_names() -> None:
 
     with pytest.raises(AttributeError, match=r"'Jugde'.*load_recipe"):
         _ = tal.Jugde
-
-
-def test_training_import_does_not_load_vllm_or_scikit_learn() -> None:
-    then = """
-from think_as_locals import run
-run._function("policy:load_data")
-import think_as_locals.train, think_as_locals.steer, think_as_locals.training.rollouts
-from trl.import_utils import is_vllm_available
-assert is_vllm_available()
-"""
-    assert not run(then)[1] & {"vllm", "sklearn"}
