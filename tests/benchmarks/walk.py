@@ -137,7 +137,7 @@ def main(blend: str, folder: Path) -> None:
     if not shown.is_file():
         with walk.timed("demonstrations"), served(walk.model("teacher")):
             walk.tal("shown", "demonstrate", *teacher, *mix(blend), "tries=2")
-    few = [f"sft.data={shown}", "sft.max_steps=1200", "eval.max_items=120", "grpo.max_steps=15", *mix(blend)]
+    few = [f"sft.data={shown}", "sft.max_steps=240", "eval.max_items=120", "grpo.max_steps=30", *mix(blend)]
     few += [*SETS, f"eval.sets.blend_of_four.data.path={blend}"]
     with walk.timed("fresh judge and ablations"), walk.started("fresh", *LAUNCH, *few) as fresh:
         base = walk.model("base")
