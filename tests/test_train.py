@@ -93,6 +93,8 @@ def test_completion_rows_contain_reward_and_breakdown(small_run: Path) -> None:
 def test_checkpoints_are_named_by_step(small_run: Path) -> None:
     assert [path.name for path in (small_run / "checkpoints").glob("*-*")] == ["step-1"]  # the last step's is the model
     assert (small_run / "checkpoints" / "step-1" / "model.safetensors").is_file()
+    for name in ("tal_judge.json", "training_items.txt"):  # a checkpoint may be the better judge
+        assert (small_run / "checkpoints" / "step-1" / name).read_bytes() == (small_run / "model" / name).read_bytes()
     assert (small_run / "checkpoints" / "LATEST").read_text() == "step-1\n"
 
 

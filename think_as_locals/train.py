@@ -141,23 +141,24 @@ def grpo(
     config: RunConfig, model: str, data: TrainingData, folder: RunFolder, signals: StopSignals, console: Console
 ) -> None:
     """Train a model by GRPO and save it to `model`; all sets are evaluated before, at checkpoints and after."""
-    checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, partial(carb.best_step, folder))
     left_out = over_long(config, model, data, console)
     pairs = list(zip(data.train, data.sources, strict=True))
     if left_out:
         pairs = [pair for pair in pairs if pair[0] not in left_out]
     train: Sequence[Item] = [item for item, _ in pairs]
     train = shuffle_labels(train, config.seed) if config.data.shuffle_labels else train
-    trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
     seen = [demonstration.item for demonstration in data.demonstrations]
     hashes = training_hashes([*train, *seen], config.model.path, config.model.revision)
+    finish = partial(write_beside, config, hashes)
+    best_step = partial(carb.best_step, folder)
+    checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, best_step, finish)
+    trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
     train_grpo(
         *(trainer, config, folder, signals, console),
         evaluate=partial(evaluate_policy, config, trainer, data.sets, hashes, folder, console),
         file_of=partial(folder.evaluation, TEST),
         take_rows=trainer.rewards.take_rows,
     )
-    finish = partial(write_beside, config, hashes)
     save_model(trainer, model, config.model, folder, AutoModelForCausalLM, finish)
 
 

@@ -70,10 +70,20 @@ Values = dict[str, Any]
 
 
 class Checkpoints:
-    """The checkpoints of one stage: the `keep` newest are kept, and the one of `best_step`."""
+    """The checkpoints of one stage: the `keep` newest are kept, and the one of `best_step`.
 
-    def __init__(self, folder: Path, keep: int, best_step: Callable[[], int | None] = lambda: None) -> None:
+    `write_beside` adds what a model needs beside its weights, so that a checkpoint can be used as one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        best_step: Callable[[], int | None] = lambda: None,
+        write_beside: Callable[[Path], None] = lambda _: None,
+    ) -> None:
         self.folder = folder
+        self.write_beside = write_beside
         self._keep = keep
         self._best_step = best_step
 
@@ -316,7 +326,10 @@ class CheckpointedTrainer(Trainer):
             message = f"tal: a checkpoint could not be written: {_reason(error, self.checkpoints.folder)}"
             print(message, file=sys.stderr, flush=True)
             os._exit(2)
-        stem = self.checkpoints.folder / f"{_UNFINISHED}{self.state.global_step}" / f"rank-{self.args.process_index}"
+        folder = self.checkpoints.folder / f"{_UNFINISHED}{self.state.global_step}"
+        if self.args.should_save:
+            self.checkpoints.write_beside(folder)
+        stem = folder / f"rank-{self.args.process_index}"
         values, tensors = self.rank_state()
         save_file(tensors, stem.with_suffix(".safetensors"))
         write_text(stem.with_suffix(".json"), json.dumps(values))
