@@ -18,8 +18,8 @@ from hydra.types import RunMode
 from hydra.version import setbase
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-RECIPE = "a_recipe"
-"""What Hydra calls the recipe that is composed."""
+from think_as_locals.config.compose import RECIPE
+
 _HYDRA_SETTINGS = [
     f"hydra/{group}"
     for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")

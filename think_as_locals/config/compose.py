@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ASSETS = next(path for path in (Path(__file__).parents[1] / "_assets", Path(__file__).parents[2]) if path.is_dir())
 """The folder of conf/, recipes/ and launch/: beside the package in a checkout, inside it in a wheel."""
+RECIPE = "a_recipe"  # what Hydra calls the recipe that is composed
 _RESOLVERS = ("now",)  # functions that recipes may call as `${NAME:...}`; others can read the environment
 _MAX_VALUES = 20_000  # values of a recipe with its aliases expanded, long texts counting as several; ours have < 100
 _MAX_INTERPOLATED = 2_000  # values that interpolations expand to, counted alike; ours have 10
@@ -272,7 +273,7 @@ def _contains_large_int(value: Any) -> bool:
 def reason(error: Exception) -> str:
     """Return an error's message on one line, without the folders that Hydra searched."""
     message = re.sub(
-        r"'a_recipe'|\"<(file|unicode string)>\"", "the recipe", str(error).partition("Config search path")[0]
+        rf"'{RECIPE}'|\"<(file|unicode string)>\"", "the recipe", str(error).partition("Config search path")[0]
     )
     return cut(" ".join(message.split())) or type(error).__name__
 

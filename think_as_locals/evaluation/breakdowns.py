@@ -84,9 +84,8 @@ BREAKDOWNS: Mapping[str, Callable[[Item], str]] = MappingProxyType(
         "culture": _culture,
         "domain": lambda item: item.domain,
         "language": lambda item: item.language,
-        "cell": lambda item: sys.intern(
-            f"{_culture(item)}/{item.domain}"
-        ),  # one string for each cell, not for each item
+        # One string for each cell, not for each item.
+        "cell": lambda item: sys.intern(f"{_culture(item)}/{item.domain}"),
         "resource_class": lambda item: describe(item.language).resource_class,
         "family": lambda item: describe(item.language).family,
         "script": lambda item: describe(item.language).script,

@@ -79,13 +79,6 @@ def summarise(
     measure = partial(_measure, group=group, baselines=baseline_credits(items), samples=bootstrap_samples, seed=seed)
     # An item in several orders counts in several positions, and one that was not presented in none.
     presented = rows[~rows["too_long"]]
-
-    def by_name(names: Sequence[Any], *columns: NDArray[Any]) -> dict[Any, dict[str, Any]]:
-        parts = dict(indices_by_name(names))
-        with ThreadPoolExecutor(min(8, cores())) as threads:  # numpy multiplies without the GIL, in threads of its own
-            found = threads.map(lambda part: measure(*(column[part] for column in columns)), parts.values())
-            return dict(zip(parts, found, strict=True))
-
     return {
         "dataset": dataset,
         "split": split,
@@ -103,8 +96,9 @@ def summarise(
         },
         "micro": {key: value for key, value in every.items() if key != "baselines"},
         "macro": {**_both(*over_cells), **macro_cells(items)},
-        **{f"by_{key}": by_name(of_items, indices, credit, tagged) for key, of_items in names.items()},
-        "by_position": by_name(
+        **{f"by_{key}": _by_name(measure, of_items, indices, credit, tagged) for key, of_items in names.items()},
+        "by_position": _by_name(
+            measure,
             [LABELS[slot] for slot in presented["best"].tolist()],
             *(presented[name] for name in ("item", "credit", "verdict_only")),
         ),
@@ -113,6 +107,16 @@ def summarise(
         "calibration": _calibration(judged, drawn),
         "flips": _flips(judged, credit, tagged, measure, drawn),
     }
+
+
+def _by_name(
+    measure: Callable[..., dict[str, Any]], names: Sequence[Any], *columns: NDArray[Any]
+) -> dict[Any, dict[str, Any]]:
+    """Return what `measure` finds in the part of the columns that has each name."""
+    parts = dict(indices_by_name(names))
+    with ThreadPoolExecutor(min(8, cores())) as threads:  # numpy multiplies without the GIL, in threads of its own
+        found = threads.map(lambda part: measure(*(column[part] for column in columns)), parts.values())
+        return dict(zip(parts, found, strict=True))
 
 
 def _measure(

@@ -185,11 +185,8 @@ def query_model(path: str, backend: Backend, prompt: str | None) -> list[Finding
         findings = list(check_format(judge, items))
     folders = map(RunFolder, Path(path).resolve().parents[:2])
     if run := next(filter(is_randomly_initialised, folders), None):
-        ask = (
-            f" Ask it some of its own: {shlex.join(['tal', 'judge', path, str(run.examples)])}"
-            if run.examples.is_file()
-            else ""
-        )
+        command = shlex.join(["tal", "judge", path, str(run.examples)])
+        ask = f" Ask it some of its own: {command}" if run.examples.is_file() else ""
         findings.append(Finding("format", FROM_SCRATCH + ask))
     return findings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -324,7 +325,7 @@ def count_prompt_tokens(
     return [known[item, reverse] for item in items]
 
 
-class LazyDataset(Dataset):
+class LazyDataset(Dataset, ABC):
     """Rows that are made when they are accessed.
 
     `Dataset.set_transform` would do the same, but pickles all items for the fingerprint of its cache, 50 kB each.
@@ -341,9 +342,9 @@ class LazyDataset(Dataset):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
 
+    @abstractmethod
     def rows(self, indices: Sequence[int]) -> dict[str, Any]:
         """Return the columns of some rows."""
-        raise NotImplementedError
 
 
 class PromptDataset(LazyDataset):
