@@ -215,6 +215,13 @@ CHECKS = (
         )
         for way, what, needs in SYNCS
     ),
+    Check(
+        "sync_nccl",
+        "syncs",
+        180,
+        (Claim("difference", "after syncs by NCCL a server computes what the policy does", 0.1, "nats"),),
+        ("a GPU", "vLLM"),
+    ),
     *(
         Check(
             f"importance_{heads}",

@@ -24,8 +24,10 @@ KIT_PACKAGES = ("filelock", "psutil", "pytest")
 INSTALLED = """
 torch triton transformers accelerate peft pyarrow scipy statsmodels scikit-learn rich
 numpy pandas huggingface-hub hf-xet tokenizers safetensors regex pyyaml tqdm pygments psutil ninja setuptools
+aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl
+cloudpickle einops pillow prometheus-client py-cpuinfo sentencepiece tiktoken uvloop
 """
-"""The second line is what the first brings along, of any size."""
+"""The second line is what the first brings along, of any size; the rest is what vLLM needs of it."""
 VLLM = """
 aiohttp blake3 cachetools cbor2 cloudpickle compressed-tensors depyf einops llguidance mistral-common
 model-hosting-container-standards msgspec openai oss-harmony partial-json-parser pillow prometheus-client

@@ -68,17 +68,27 @@ def weight_updates_blocked(engine: Any) -> Iterator[None]:
 
 def syncs(scale: Scale, report: Report, way: str) -> None:
     trainer = colocated(scale, f"syncs-{way}", trained_judge(scale), *WAYS[way])
-    engine = trainer.vllm_generation
+    report_difference(scale, report, trainer)
+    update(trainer.model, -1)
+    with weight_updates_blocked(trainer.vllm_generation):
+        message = ends_with(trainer.vllm_generation.sync_weights)
+    report("caught", bool(message), message[:120])
+
+
+def report_difference(scale: Scale, report: Report, trainer: Any) -> None:
+    """Update and sync many times; report by how much the engine's log-probabilities differed from the policy's."""
     for number in range(scale.pick(5, 50)):
         update(trainer.model, number)
-        engine.sync_weights()
+        trainer.vllm_generation.sync_weights()
     differences = trainer._metrics["train"]["rollout/sync_check_difference"]
     spread = ", ".join(f"{value:.1e}" for value in quantiles(differences, n=10)[::4])
     report("difference", max(differences), f"{len(differences)} syncs; 10 %, median, 90 %: {spread}")
-    update(trainer.model, -1)
-    with weight_updates_blocked(engine):
-        message = ends_with(engine.sync_weights)
-    report("caught", bool(message), message[:120])
+
+
+def nccl(scale: Scale, report: Report) -> None:
+    """Syncs to a vLLM server by NCCL."""
+    with server(scale, judge := trained_judge(scale)) as words:
+        report_difference(scale, report, colocated(scale, "syncs-nccl", judge, *words))
 
 
 def importance(scale: Scale, report: Report, heads: str) -> None:
@@ -151,21 +161,26 @@ def sync_seconds(scale: Scale, report: Report, way: str) -> None:
 
 def nccl_seconds(scale: Scale, report: Report) -> None:
     """How long a sync to a vLLM server on another GPU takes."""
-    os.environ["VLLM_API_KEY"] = token_hex(16)
-    with server(scale, model_7b(scale)) as url:
-        words = ["rollout=vllm_server", f"rollout.urls=[{url}]", f"rollout.transfer={scale.pick('folder', 'nccl')}"]
+    with server(scale, model_7b(scale)) as words:
         engine = colocated(scale, "seconds-nccl", model_7b(scale), *words).vllm_generation
         engine.sync_weights()  # connects
         report("seconds", seconds(scale, engine.sync_weights, 3), f"{engine._sent / 1e9:.2g} GB")
 
 
 @contextmanager
-def server(scale: Scale, model: Path) -> Iterator[str]:
-    """The address of a vLLM server of a model."""
-    port = free_port()
-    where = {"PORT": port, "PYTHON": PYTHON, "CUDA_VISIBLE_DEVICES": os.environ.get(OTHER_GPUS, "").partition(",")[0]}
+def server(scale: Scale, model: Path) -> Iterator[list[str]]:
+    """A vLLM server of a model, and the overrides by which a run uses it.
+
+    It has another GPU, or if there is none this one: NCCL allows that to processes of two hosts.
+    """
+    other, port = os.environ.get(OTHER_GPUS, "").partition(",")[0], free_port()
+    os.environ["VLLM_API_KEY"] = token_hex(16)
+    where = {"PORT": port, "PYTHON": PYTHON, "CUDA_VISIBLE_DEVICES": other}
+    if not other:
+        os.environ |= {"NCCL_HOSTID": "trainer", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+        where |= {"NCCL_HOSTID": "server", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
     words = ["launch/vllm_server.sh", str(model), "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048"]
-    process = subprocess.Popen(words, env={**os.environ, **where})
+    process = subprocess.Popen([*words, "--gpu-memory-utilization", "0.4"], env={**os.environ, **where})
     client = VLLMServer(f"http://127.0.0.1:{port}", 3.0)
     try:
         while True:
@@ -175,13 +190,15 @@ def server(scale: Scale, model: Path) -> Iterator[str]:
             if process.poll() is not None:
                 raise RuntimeError(f"the vLLM server ended with status {process.returncode}")
             sleep(1)
-        yield client.url
+        transfer = scale.pick("folder", "nccl")
+        yield ["rollout=vllm_server", f"rollout.urls=[{client.url}]", f"rollout.transfer={transfer}"]
     finally:
         process.terminate()
         process.wait(30)
 
 
 RUN = {
+    "sync_nccl": nccl,
     "seconds_nccl": nccl_seconds,
     **{f"sync_{way}": partial(syncs, way=way) for way in WAYS},
     **{f"importance_{heads}": partial(importance, heads=heads) for heads in HEADS},

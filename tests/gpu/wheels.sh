@@ -2,8 +2,9 @@
 # Gathers what this package needs on a machine with a GPU (x86-64, Python 3.12) that reaches no package index but has the packages
 # that needed.py lists as THERE, in the versions that are installed here: run it where `make test` has been run.
 #   tests/gpu/wheels.sh [FOLDER]          # runs/wheels, which git ignores
-# It makes folders of at most 60 MiB each, to be carried one by one: packages, as wheels; vllm, the Python of vLLM 0.26 (for torch
-# 2.11) and what that needs; vllm_extension, its kernels, without those of FlashAttention (it takes Triton's) and for experts.
+# It makes folders of at most 60 MiB each, to be carried one by one: packages, as wheels; vllm, the Python of vLLM 0.31 with
+# FlashAttention 3 and what they need; vllm_extension, its other kernels, without those for experts. They load into torch 2.11 as
+# well as into the 2.13 that vLLM asks for.
 # On that machine, with this checkout and the folders (the first is enough for all that needs no vLLM):
 #   pip install --no-index --no-deps --target site FOLDER/*/*.whl
 #   for archive in FOLDER/*/*.tar.xz; do python -m tarfile -e "$archive" site; done
@@ -26,10 +27,10 @@ for part in packages vllm; do
     done
 done
 "${build[@]}" "$folder/packages" .
-"${download[@]}" --dest "$work" vllm==0.26.0
+"${download[@]}" --dest "$work" vllm==0.31.0
 "$python" -m zipfile -e "$work"/vllm-*.whl "$work"
-(cd "$work" && find vllm* -name '*.py' -o -name '*.json' -o -name '*.jinja' -o -name cumem_allocator.abi3.so -o -path '*.dist-info/*') |
-    XZ_OPT=-9 tar -C "$work" -T - -cJf "$folder/vllm/vllm.tar.xz"
+(cd "$work" && find vllm* -name '*.py' -o -name '*.json' -o -name '*.jinja' -o -name cumem_allocator.abi3.so -o -name _vllm_fa3_C.abi3.so -o -path '*.dist-info/*') |
+    XZ_OPT=-6 tar -C "$work" -T - -cJf "$folder/vllm/vllm.tar.xz"
 XZ_OPT=-9e tar -C "$work" -cJf "$folder/vllm_extension/extension.tar.xz" vllm/_C_stable_libtorch.abi3.so
 for part in "$folder"/{packages,vllm,vllm_extension}; do
     size=$(du -sm "$part" | cut -f1)
