@@ -21,8 +21,7 @@ from think_as_locals.config.model_schema import (
     PolicyConfig,
     SampleConfig,
 )
-from think_as_locals.config.schema import RunConfig
-from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, take_own_gpus
 from think_as_locals.runtime.processes import hidden, interrupt, keep_freed_memory, loading, on_signals
 from think_as_locals.runtime.ranks import Peers, apply_launch, uses_deepspeed

@@ -41,8 +41,7 @@ from think_as_locals.config.model_schema import (
     PolicyConfig,
     SampleConfig,
 )
-from think_as_locals.config.schema import DataSection, RunConfig, Scheduler, sections
-from think_as_locals.config.scpo_schema import ScpoConfig, Variant
+from think_as_locals.config.schema import DataSection, RunConfig, Scheduler, ScpoConfig, Variant, sections
 from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES

@@ -23,8 +23,7 @@ from transformers import (
 from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.model_schema import PolicyConfig
-from think_as_locals.config.schema import RunConfig
-from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.machine.memory import GB, USABLE, Counts, count, engine, engine_share, estimate, gpu_needed
 from think_as_locals.types import ConfigError
 

@@ -32,9 +32,9 @@ from think_as_locals.config.schema import (
     PromptSection,
     RunConfig,
     RunSection,
+    ScpoConfig,
     sections,
 )
-from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.types import (
     GRAMMAR_PROMPTS,
     MAX_ORDERS,

@@ -19,7 +19,7 @@ from pydantic import (
     PositiveInt,
 )
 
-from think_as_locals.types import CultureShown, DataSource, RubricLanguage, TooLong
+from think_as_locals.types import ConfigError, CultureShown, DataSource, RubricLanguage, TooLong
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
@@ -245,7 +245,7 @@ Scheduler = Literal[
 
 
 class TrlSection(Section):
-    """Fields of a TRL configuration: those in conf/ are typed here, `trl_fields` checks all others."""
+    """Fields of a TRL configuration: those in conf/ are typed here, `checks.py` checks all others."""
 
     model_config = ConfigDict(extra="allow")
     OURS: ClassVar[frozenset[str]] = frozenset()  # keys that are not TRL's
@@ -363,3 +363,93 @@ class RunConfig(Recipe):
         if self.sft and self.sft.data is not None and self.sft.biased_share is not None:
             keys["sft.data=null"] = "sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess"
         return keys
+
+
+# SCPO: a scalar reward model is steered to one country after another.
+
+Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight", "scpo_tuned"]
+"""How a country's pairs are filtered and weighted (`scpo.select`)."""
+
+
+class ModeSection(Section):
+    """The differences between SCPO's description and its released code, one key each."""
+
+    name: Literal["corrected", "as_released"]
+    dropout: bool
+    training_text: Literal["as_scored", "joined"]
+    long_texts: Literal["left_out", "scored"]
+    minority_test: Literal["filter", "disagreement"]
+    split: Literal["by_country", "together"]
+    steps: Literal["at_most", "exactly"]
+    probability: Literal["sigmoid", "exponentials"]
+    inverse_weight: Literal["temperature", "ratio"]
+    ties: Literal["half", "wrong"]
+
+
+class GlobalRMSection(TrlSection):
+    """Training of a global RM from scratch on all countries' pairs: TRL's RewardConfig.
+
+    `batch_size` is the number of pairs per optimizer step, over all processes.
+    """
+
+    OURS = frozenset({"batch_size"})
+
+    batch_size: PositiveInt
+    max_steps: PositiveInt
+
+    def micro_steps(self, num_processes: int) -> tuple[int, int]:
+        """Return the pairs per process and micro-step, and the micro-steps of an optimizer step.
+
+        16 pairs with at most 8 at a time are (8, 2) on one process, (8, 1) on two and (4, 1) on four.
+        """
+        share, rest = divmod(size := self.batch_size, num_processes)
+        if rest:
+            near = " or ".join(str(n * num_processes) for n in (share, share + 1) if n)
+            divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+            raise ConfigError(
+                f"got {size} pairs per optimizer step for {num_processes} processes, expected a multiple of "
+                f"{num_processes}: set batch_size to {near}, or start as many processes as divide {size}: {divisors}"
+            )
+        most = min(share, self.per_device_train_batch_size)
+        pairs = next(n for n in range(most, 0, -1) if share % n == 0)
+        return pairs, share // pairs
+
+
+class ScpoSection(GlobalRMSection):
+    OURS = frozenset(
+        {"variants", "seeds", "pair_counts", "reference", "filter_threshold", "weight_temperature", "batch_size"}
+        | {"country_filter_thresholds", "country_learning_rates"}
+        | {"num_train_epochs", "max_length", "scoring_batch_size", "keep_models"}
+    )
+
+    variants: Annotated[list[Variant], Field(min_length=1)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    pair_counts: list[PositiveInt]
+    reference: Literal["global_rm", "other_countries"]
+    filter_threshold: Share
+    weight_temperature: PositiveFloat
+    country_filter_thresholds: dict[str, Share]
+    country_learning_rates: dict[str, PositiveFloat]
+    num_train_epochs: PositiveFloat
+    max_length: PositiveInt | None
+    scoring_batch_size: PositiveInt
+    keep_models: list[Variant]
+    ddp_timeout: PositiveInt
+
+    def tuned(self, variant: str, country: str) -> tuple[float, float]:
+        """Return the filter threshold and the learning rate of a variant for a country."""
+        if variant != "scpo_tuned":
+            return self.filter_threshold, self.learning_rate
+        threshold = self.country_filter_thresholds.get(country, self.filter_threshold)
+        return threshold, self.country_learning_rates.get(country, self.learning_rate)
+
+
+class ScpoConfig(Recipe):
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    mode: ModeSection
+    global_rm: GlobalRMSection | None
+    scpo: ScpoSection
+    lora: LoraSection | None
+    eval: EvaluationSizeSection

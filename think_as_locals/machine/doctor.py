@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 from think_as_locals.config.checks import Config, load_data_config
 from think_as_locals.config.launch import Launch
 from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig
-from think_as_locals.config.schema import RunConfig
-from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.data import read
 from think_as_locals.data.splits import select
 from think_as_locals.judging import RULES

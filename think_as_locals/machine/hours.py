@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.model_schema import GrpoConfig
-from think_as_locals.config.schema import RunConfig
-from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import PROMPT_TOKENS, Counts
 from think_as_locals.runtime.gpus import gpus

@@ -33,8 +33,7 @@ from think_as_locals.config.model_schema import (
     PolicyConfig,
     RewardModelSection,
 )
-from think_as_locals.config.schema import RunConfig
-from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.runtime.gpus import gpu_bytes, num_gpus
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.ranks import current_launch

@@ -27,8 +27,15 @@ from think_as_locals.config.model_schema import (
     SampleConfig,
     ServeConfig,
 )
-from think_as_locals.config.schema import DataSection, GrpoSection, ModelSection, RolloutSection, RunConfig, sections
-from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.schema import (
+    DataSection,
+    GrpoSection,
+    ModelSection,
+    RolloutSection,
+    RunConfig,
+    ScpoConfig,
+    sections,
+)
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.memory import memory_faults
 from think_as_locals.runtime.gpus import gpu_fault, has_gpu

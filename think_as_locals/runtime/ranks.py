@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.model_schema import GrpoConfig
-from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, num_gpus
 from think_as_locals.types import ConfigError, ModelError, PreflightError
 

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 from rich.console import RenderableType
 
-from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.evaluation.pages import Axis, axis, read_settings, templates
 from think_as_locals.evaluation.tables import Cell, Figure, Named, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name

@@ -28,8 +28,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig
-from think_as_locals.config.schema import RunConfig, SftSection, TrlSection
-from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig
+from think_as_locals.config.schema import GlobalRMSection, RunConfig, ScpoConfig, SftSection, TrlSection
 from think_as_locals.data.load import TrainingData
 from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
