@@ -1,7 +1,7 @@
 """How fast weights go through a folder, and what they take of the trainer's memory: 1 GB of random weights.
 
 One side writes as a weight sync does, the other reads tensor by tensor as a server does. `whole` copies the model to
-the host, writes one file and has it read then; `streamed` is what a sync does (`training/weight_files.py`).
+the host, writes one file and has it read then; `streamed` is what a sync does (`training/weight_transfer.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.processes import in_background
-from think_as_locals.training.weight_files import WeightFiles
+from think_as_locals.training.weight_transfer import WeightFiles
 
 TENSORS, BYTES = 64, 16_000_000
 

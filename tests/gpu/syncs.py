@@ -25,7 +25,7 @@ from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.runtime.processes import in_background
-from think_as_locals.training.weight_files import WeightFiles
+from think_as_locals.training.weight_transfer import WeightFiles
 from think_as_locals.types import ServerError
 
 WAYS = {"full": [], "lora": ["lora=rank16"], "sleep": ["grpo.vllm_enable_sleep_mode=true"]}

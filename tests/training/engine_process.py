@@ -32,9 +32,8 @@ from think_as_locals.judging import COMPONENTS, Component
 from think_as_locals.training import grpo, rollouts, served_engine
 from think_as_locals.training.adapters import save_adapter
 from think_as_locals.training.grpo import policy_engine
-from think_as_locals.training.nccl_transfer import NCCLTransfer
 from think_as_locals.training.rollouts import ColocatedGeneration
-from think_as_locals.training.weight_files import WeightFiles
+from think_as_locals.training.weight_transfer import NCCLTransfer, WeightFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from training.small_grpo import ends_with, tiny_trainer

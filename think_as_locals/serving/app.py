@@ -30,7 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from think_as_locals.config.model_schema import LimitsSection, ScoreSection, ServeConfig
-from think_as_locals.engines.batching import MicroBatches
+from think_as_locals.engines.engine import MicroBatches
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
 from think_as_locals.reward_models.judge import Judge

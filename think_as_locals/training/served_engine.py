@@ -20,12 +20,10 @@ from uuid import uuid4
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
-from think_as_locals.engines.server_pool import VLLMServers
-from think_as_locals.engines.vllm_server import START_COMMAND, OtherWeightsError, SampledTokens, VLLMServer
+from think_as_locals.engines.vllm_server import START_COMMAND, OtherWeightsError, SampledTokens, VLLMServer, VLLMServers
 from think_as_locals.engines.weight_digests import SentTensors
 from think_as_locals.runtime.processes import in_background, run_with_timeout
 from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
-from think_as_locals.training.nccl_transfer import NCCLTransfer, nccl_unsupported_reason
 from think_as_locals.training.rollouts import (
     CHECK_SAMPLING,
     CheckedGeneration,
@@ -34,7 +32,7 @@ from think_as_locals.training.rollouts import (
     in_prefix_order,
     since,
 )
-from think_as_locals.training.weight_files import WeightFiles
+from think_as_locals.training.weight_transfer import NCCLTransfer, WeightFiles, nccl_unsupported_reason
 from think_as_locals.types import ServerError, ThinkAsLocalsError, TrainingError
 
 _logger = logging.getLogger(__name__)

@@ -1,22 +1,89 @@
-"""The policy's weights to vLLM servers by NCCL: packed, from the main process's GPU to all workers, bypassing the host.
+"""The policy's weights to vLLM servers: as files of a shared folder, or by NCCL from GPU to GPUs.
 
-vLLM's own transfer engine (`vllm.distributed.weight_transfer`, its documentation: "Weight Transfer") does the work on
-both sides. This module has the weights in the form that it requires, and its control requests to several servers at
-once. Written against vLLM 0.31 and checked against its routes on a CPU; the transfer has not run on GPUs yet.
+Files are written while others are gathered, and read as soon as they are written. For NCCL vLLM's own transfer engine
+(`vllm.distributed.weight_transfer`, its documentation: "Weight Transfer") does the work on both sides; here are the
+weights in the form that it requires, and its control requests to several servers at once. Written against vLLM 0.31 and
+checked against its routes on a CPU; the transfer has not run on GPUs yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from threading import Condition
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
-from think_as_locals.engines.server_pool import VLLMServers
-from think_as_locals.engines.vllm_server import VLLMServer
+from think_as_locals.engines.vllm_server import VLLMServer, VLLMServers
+from think_as_locals.runtime.processes import in_background
 
-Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+FILE_BYTES = 256 * 2**20
+"""A file's size. Two of them are in memory at most: one being filled, one being written."""
+
+
+class WeightFiles:
+    """Safetensors files that one thread fills with `add`, while any number of others iterate over them.
+
+    If a file cannot be written within `limit_s`, `add` goes on, since other ranks gather weights together with this
+    one; iterating then raises the OSError.
+    """
+
+    def __init__(self, folder: Path, limit_s: float, file_bytes: int = FILE_BYTES) -> None:
+        self.folder = folder
+        self._limit_s = limit_s
+        self._file_bytes = file_bytes
+        self._files: list[Future[Path]] = []
+        self._changed = Condition()
+        self._closed = False
+        self._filled: dict[str, Tensor] = {}
+
+    def __iter__(self) -> Iterator[Path]:
+        """Yield every file once it is written, until `close`."""
+        for index in count():
+            with self._changed:
+                while not self._closed and index == len(self._files):
+                    self._changed.wait()
+            if index == len(self._files):
+                return
+            yield self._files[index].result()
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Copy a tensor to the host and into the next file."""
+        self._filled[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        if sum(each.nbytes for each in self._filled.values()) >= self._file_bytes:
+            self._write()
+
+    def close(self) -> None:
+        """Write the rest, and end iterations."""
+        if self._filled:
+            self._write()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _write(self) -> None:
+        wait(self._files[-1:], self._limit_s)
+        path, tensors = self.folder / f"weights-{len(self._files):05}.safetensors", self._filled
+        self._filled = {}
+
+        def write() -> Path:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, path, metadata={"format": "pt"})
+            tensors.clear()
+            return path
+
+        with self._changed:
+            self._files.append(in_background(write))
+            self._changed.notify_all()
+
+
+Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Yields every weight under the name that vLLM loads it by; all ranks iterate together."""
 
 
@@ -91,7 +158,7 @@ class NCCLTransfer:
             def metadata(self) -> list[ParamMeta]:
                 return self._meta
 
-            def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            def __iter__(self) -> Iterator[tuple[str, Tensor]]:
                 return weights()
 
         address, port, workers = "", 0, 0
