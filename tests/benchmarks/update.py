@@ -147,6 +147,8 @@ class UpdateBenchmark:
             processing_class=self.tokenizer,
         )
         trainer.model.train()
+        if self.case.checkpointing:  # as Trainer.train does
+            trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
         trainer.current_gradient_accumulation_steps = len(self.prompts)
         trainer.create_optimizer()
         if variant == "trimmed":

@@ -67,6 +67,8 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
             processing_class=tokenizer,
             peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False) if lora else None,
         )
+        if made.args.gradient_checkpointing:  # as Trainer.train does
+            made.model.gradient_checkpointing_enable(made.args.gradient_checkpointing_kwargs)
         # PEFT's random adapter makes logits so large that their rounding, which differs between CPUs, moves gradients.
         for name, parameter in made.model.named_parameters():
             if "lora_B" in name:
@@ -151,6 +153,7 @@ def test_loss_and_gradients_match_trl_for_every_loss_type(
     make: Make, lora: bool, checkpointing: bool, beta: float
 ) -> None:
     trainer = make(lora=lora, gradient_checkpointing=checkpointing, beta=beta)
+    assert trainer.model.is_gradient_checkpointing == checkpointing
     for trainer.loss_type in LOSSES:
         assert assert_matches_trl(trainer, batch()).norm() > 0
 
