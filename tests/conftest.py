@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -30,6 +30,8 @@ from think_as_locals.types import Item
 # One thread each, in this process and in all it starts: models this small gain nothing from more, and several processes
 # on few cores starve one another. It has to stand before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Processes that start anew find our modules compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The same tests on every machine: `make gpu` (tests/gpu) checks what is of GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -193,8 +195,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str, warm_pyt
 
     It is started by `accelerate launch recipes/quickstart.yaml`.
     """
-    launcher = Path(warm_python).with_name("worker")
-    return _shared(partial(_make_small_run, launcher), "small_run", tmp_path_factory, worker_id) / "small"
+    return _shared(partial(_make_small_run, warm_python), "small_run", tmp_path_factory, worker_id) / "small"
 
 
 @pytest.fixture(scope="session")
@@ -221,12 +222,11 @@ def _make_steered_run(python: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _make_small_run(launcher: Path, folder: Path) -> None:
-    # The launcher starts any Python: W&B and trackio choose folders as they are imported, and remove some as they end.
+def _make_small_run(python: str, folder: Path) -> None:
     done = launch(
-        *[str(launcher), "-m", "accelerate.commands.launch", "recipes/quickstart.yaml"],
+        *[command("accelerate", python), "launch", "recipes/quickstart.yaml"],
         *[*TRACKED, f"run.dir={folder}", "run.name=small"],
-        WANDB_MODE="offline",
+        WANDB_MODE="offline",  # W&B and trackio choose folders as they are imported, which the warm Python has not done
         WANDB_DIR=str(folder),
         TRACKIO_DIR=str(folder / "trackio"),
         **PLANTED,
@@ -242,10 +242,8 @@ def pytest_collection() -> Iterator[Any]:
 
     The workers do it one after another, so that the first one alone rewrites all assertions, for four CPU seconds.
     """
-    with loading(), ExitStack() as stack:
-        if shared := os.environ.get(WARM):
-            stack.enter_context(FileLock(f"{shared}/collection.lock"))
-            stack.enter_context(pytest.MonkeyPatch.context()).setattr(sys, "dont_write_bytecode", False)
+    shared = os.environ.get(WARM)
+    with loading(), FileLock(f"{shared}/collection.lock") if shared else nullcontext():
         return (yield)
 
 

@@ -16,9 +16,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 _PROGRAM = """
-import json, sys
+import gc, json, sys
 from importlib import metadata
 
+gc.disable()  # a quarter of the time of imports
 allowed, modules = map(set, json.loads(sys.argv.pop(1)))
 version = metadata.version
 

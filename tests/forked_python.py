@@ -189,6 +189,11 @@ if __name__ == "__main__":
         cpu.GiB_bytes = 2**26  # type: ignore[attr-defined]
         cpu.CpuPlatform.register_triton_kernel_overrides()
         cpu.CpuPlatform.register_triton_kernel_overrides = lambda *_: None
+        # Each also compiles a function of one line, which ranks log-probabilities, and as its processes end, they look
+        # for garbage in all that was imported: a second each.
+        sys.modules["torch"].compiler.set_stance("force_eager")
+        atexit.unregister(gc.unfreeze)
+        gc.unfreeze = lambda: None
     if rendezvous := sys.modules.get("torch.distributed.elastic.rendezvous.dynamic_rendezvous"):
         # For its log torchrun asks who calls, again and again, and `inspect` goes through all modules for it.
         rendezvous.get_method_name = lambda depth=2: "unknown"

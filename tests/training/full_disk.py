@@ -7,7 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-from training.small_grpo import ends_with, tiny_trainer
+from think_as_locals.runtime.processes import loading
+
+with loading():
+    from training.small_grpo import ends_with, tiny_trainer
 
 
 def main(folder: Path) -> None:

@@ -27,6 +27,7 @@ from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.engines.weight_digests import Digest, DigestRequest, SentTensors, read
+from think_as_locals.runtime.processes import loading
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
@@ -237,9 +238,10 @@ class ColocatedGeneration(CheckedGeneration):
     """TRL's colocated vLLM, in the trainer's processes and on its GPUs, with the run's type and revision."""
 
     def _init_vllm(self) -> None:
-        vllm_engine.prepare()
-        if not hasattr(vllm_generation, "LLM"):  # see `training/__init__.py`
-            importlib.reload(vllm_generation)
+        with loading():
+            vllm_engine.prepare()
+            if not hasattr(vllm_generation, "LLM"):  # see `training/__init__.py`
+                importlib.reload(vllm_generation)
         self._num_adapters = 0  # sent so far
         self._made_without: str | None = None  # why the engine was made without adapters
         original = vllm_generation.LLM
