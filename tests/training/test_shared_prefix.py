@@ -158,20 +158,23 @@ def test_loss_and_gradients_match_trl_for_every_loss_type(
         assert assert_matches_trl(trainer, batch()).norm() > 0
 
 
-def test_narrow_head_tiles_give_bit_identical_gradients(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, widths = make(), list[int]()
+@pytest.mark.parametrize("settings", [{}, {"lora": True}, {"entropy_coef": 0.01, "temperature": 0.7}])
+def test_lean_heads_give_bit_identical_gradients(
+    make: Make, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    trainer, widths = make(**settings), list[int]()
     head = utils._ChunkedLogProbFunction
 
     def apply(*arguments: Any) -> Any:
         widths.append(arguments[5])
         return head.apply(*arguments)
 
+    lean = loss_and_gradient(trainer, batch())
+    monkeypatch.setattr(shared_prefix, "lean_heads", lambda _: nullcontext())
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", SimpleNamespace(apply=apply))
-    narrow = loss_and_gradient(trainer, batch())
-    monkeypatch.setattr(shared_prefix, "narrow_tiles", nullcontext)
-    wide = loss_and_gradient(trainer, batch())
-    assert (widths[0], widths[-1]) == (trainer.model.config.vocab_size, 32_768), "this TRL's tiles are others"
-    assert all(map(torch.equal, narrow, wide))
+    whole = loss_and_gradient(trainer, batch())
+    assert widths == [32_768], "this TRL's tiles are others"
+    assert all(map(torch.equal, lean, whole))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -30,7 +30,7 @@ from think_as_locals.judging.prompt import culture_name, shuffled_order
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import LazyDataset, adapter_config, trl_arguments
-from think_as_locals.training.shared_prefix import narrow_tiles
+from think_as_locals.training.lm_heads import lean_heads
 from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
 
 _UNKNOWN_ORIGIN = "-"  # the origin of a response that is not the best, if the source does not give it
@@ -64,7 +64,7 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's loss."""
-        with narrow_tiles(self.accelerator.unwrap_model(self.model)):
+        with lean_heads(self.accelerator.unwrap_model(self.model)):
             return super().compute_loss(model, inputs, *args, **kwargs)
 
 

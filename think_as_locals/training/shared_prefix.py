@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from accelerate import Accelerator
@@ -27,13 +26,13 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
-from trl.trainer import grpo_trainer, utils
 from trl.trainer.utils import nanmax, nanmin
 
 from think_as_locals.engines import packing
 from think_as_locals.engines.decoding import generate
 from think_as_locals.engines.packing import computing_in_float32
 from think_as_locals.engines.transformers_engine import padded
+from think_as_locals.training.lm_heads import float32_heads, lean_heads, linear_in_float32
 
 _logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class SharedPrefixTrainer(GRPOTrainer):
     _buffered_inputs: list[dict[str, Any]] | None
 
     def __init__(self, *args: Any, scores_rubrics: bool = False, float32_head: bool = False, **kwargs: Any) -> None:
-        with _float32_heads() if float32_head else nullcontext():
+        with float32_heads() if float32_head else nullcontext():
             super().__init__(*args, **kwargs)
         self._scores_rubrics = scores_rubrics
         self._old_log_probs: list[Tensor] | None = None
@@ -65,7 +64,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
         if float32_head and type(head := bare[0].get_output_embeddings()) is nn.Linear:
-            head.forward = partial(_linear_in_float32, head)  # type: ignore[method-assign]
+            head.forward = partial(linear_in_float32, head)  # type: ignore[method-assign]
         self.unshared_reason: str | None = None
         if reasons := [reason for model in bare if (reason := _unsupported_reason(model, self))]:
             self._stop_sharing(reasons[0])
@@ -200,7 +199,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         if idle:
             prompts = completions = [ids[0, -1:]]
         packed = packing.pack(prompts, completions)
-        with self.accelerator.autocast(), narrow_tiles(self.accelerator.unwrap_model(self.model)):
+        with self.accelerator.autocast(), lean_heads(self.accelerator.unwrap_model(self.model)):
             values, entropy = packing.log_probs(model, packed)
         shape = (len(ids), num_labels)
         if idle:
@@ -301,35 +300,6 @@ class SharedPrefixTrainer(GRPOTrainer):
             ("importance_sampling_ratio/max", weights.max(), nanmax),
         ):
             metrics[f"sampling/{name}"].append(over_ranks(gather(value.reshape(1))).item())
-
-
-def narrow_tiles(model: PreTrainedModel) -> AbstractContextManager[int]:
-    """Have the LM heads of TRL's trainers compute in tiles no wider than the vocabulary: the same numbers.
-
-    Their tiles have 32,768 columns. Of a small judge's 600 that takes half a gigabyte, which is zeroed in every pass.
-    """
-    width = min(utils._CHUNKED_LOGPROB_CHUNK_SIZE, model.config.get_text_config().vocab_size)
-    return patch.object(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", width)
-
-
-def _float32_heads() -> AbstractContextManager[Any]:
-    """Make trainers whose LM heads compute log-probabilities in float32.
-
-    TRL's `cast_lm_head_to_fp32` also converts their weights to float32, which FSDP2 refuses beside others in bfloat16,
-    and fails with PEFT and tied embeddings.
-    """
-    original = grpo_trainer.add_fused_lm_head
-
-    def add_fused_lm_head(model: nn.Module, **settings: Any) -> None:
-        original(model, **{**settings, "cast_lm_head_to_fp32": True})
-
-    return patch.object(grpo_trainer, "add_fused_lm_head", add_fused_lm_head)
-
-
-def _linear_in_float32(head: nn.Linear, hidden: Tensor) -> Tensor:
-    with torch.autocast(hidden.device.type, enabled=False):
-        bias = None if head.bias is None else head.bias.float()
-        return nn.functional.linear(hidden.float(), head.weight.float(), bias)
 
 
 @contextmanager
