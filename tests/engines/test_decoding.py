@@ -140,6 +140,22 @@ def test_unsupported_searches_fall_back_to_transformers(search: dict[str, Any]) 
     assert generate(model, **rows).tolist() == model.generate(**rows).tolist()
 
 
+def test_large_heads_compute_parts_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZES | {"vocab_size": 2500}, head_dim=16)).eval()
+    ids, mask = padded(ROWS[:3], "left")
+    config = GenerationConfig(max_new_tokens=3, do_sample=False)
+    linear, widths, scores = torch.nn.functional.linear, list[int](), list[torch.Tensor]()
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *given: widths.append(len(given[1])) or linear(*given))
+    rows = {"input_ids": ids, "attention_mask": mask, "generation_config": config}
+    rows["logits_processor"] = [lambda _, given: scores.append(given) or given]
+    generate(model, **rows)
+    assert [width for width in widths if width > 64] == [1024, 1024, 452] * 3
+    monkeypatch.undo()
+    ours, scores[:] = list(scores), []
+    model.generate(**rows)
+    torch.testing.assert_close(ours, scores, rtol=0, atol=1e-5)
+
+
 def test_growing_layer_equals_a_dynamic_layer_and_grows_in_place() -> None:
     ours, theirs, places, rows = GrowingLayer(), DynamicLayer(), [], 3
     for step in range(60):

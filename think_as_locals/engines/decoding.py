@@ -6,11 +6,12 @@ share a prompt attend to one copy of its keys and values (arXiv 2402.05099) besi
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -62,7 +63,8 @@ def generate(
         else:
             cache.batch_select_indices(row_prompts)
     options |= {"past_key_values": cache, "custom_generate": _decode, "shared": shared}
-    return model.generate(**options)  # type: ignore[no-any-return]
+    with _head_in_parts(model):
+        return model.generate(**options)  # type: ignore[no-any-return]
 
 
 def _samples(config: GenerationConfig) -> bool:
@@ -84,6 +86,23 @@ def _can_share(model: PreTrainedModel, cache: DynamicCache) -> bool:
         for layer in cache.layers
     )
     return full and model.is_backend_compatible() and packing.unsupported_reason(model) is None
+
+
+def _head_in_parts(model: Any) -> AbstractContextManager[Any]:
+    """Have a plain LM head on a CPU compute 1,024 tokens of the vocabulary at a time: the same logits, sooner.
+
+    For a product with a few rows, MKL first copies the weights; a part's copy stays in the cache.
+    """
+    head = model.get_output_embeddings()
+    plain = type(head) is nn.Linear and head.bias is None and "forward" not in vars(head)
+    if not plain or head.weight.device.type != "cpu" or head.weight.dtype != torch.float32:
+        return nullcontext()
+
+    def forward(hidden: Tensor) -> Tensor:
+        parts = head.weight.split(1024) if len(hidden) > 1 else [head.weight]
+        return torch.cat([nn.functional.linear(hidden, part) for part in parts], -1)
+
+    return patch.object(head, "forward", forward)
 
 
 def _decode(
