@@ -50,7 +50,7 @@ def reader(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     # What runs here instead is in test_launch.py: to compose every recipe takes seconds.
-    monkeypatch.setattr("think_as_locals.machine.preflight.recipes", list)
+    monkeypatch.setattr("think_as_locals.machine.doctor.recipes", list)
     return Reader(tmp_path, request, monkeypatch, tal)
 
 

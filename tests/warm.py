@@ -19,7 +19,7 @@ TRAINING = [
     "transformers.models.qwen3.modeling_qwen3",
     *("hydra.core.override_parser.overrides_parser", "pyarrow.parquet", "scipy.stats"),
     *map("sklearn.{}".format, ("feature_extraction.text", "linear_model", "model_selection")),
-    *map("think_as_locals.{}".format, ("cli", "run", "machine.preflight", "train", "evaluate", "steer")),
+    *map("think_as_locals.{}".format, ("cli", "run", "machine.doctor", "train", "evaluate", "steer")),
 ]
 """What trainings and evaluations import, some of it only in their course."""
 VLLM = [

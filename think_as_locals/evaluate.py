@@ -31,7 +31,7 @@ from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.evaluation.tasks import Question, candidates_table, draw, questions_of
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
-from think_as_locals.machine.preflight import reward_model_faults
+from think_as_locals.machine.doctor import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json

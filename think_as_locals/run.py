@@ -80,7 +80,7 @@ def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
 
 def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
     """Return what a run would read, do and measure, and what this machine lacks for it; no model is loaded."""
-    from think_as_locals.machine.preflight import missing_for
+    from think_as_locals.machine.doctor import missing_for
 
     config = load_single(recipe, overrides)
     run_folder(config)
@@ -133,7 +133,7 @@ def load_single(recipe: str, overrides: Sequence[str]) -> Config:
 
 def _load_config(recipe: str, overrides: Sequence[str]) -> Config:
     """Load the configuration in the main process, and check that machine and launch have what it needs."""
-    from think_as_locals.machine.preflight import preflight
+    from think_as_locals.machine.doctor import preflight
 
     config = load_single(recipe, overrides)
     if (launched := apply_launch(config.run.launch)) is not None:

@@ -18,7 +18,7 @@ from loopback import HANGS_UP, Answer, Received, answering
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.engines import vllm_server
 from think_as_locals.engines.vllm_server import OtherWeightsError, VLLMServer, VLLMServers, share
-from think_as_locals.machine.preflight import missing_for
+from think_as_locals.machine.doctor import missing_for
 from think_as_locals.types import ServerError
 
 DIES = (HANGS_UP, None)

@@ -20,8 +20,7 @@ from think_as_locals.config.launch import Launch
 from think_as_locals.engines import Messages
 from think_as_locals.judging import write
 from think_as_locals.machine import doctor
-from think_as_locals.machine.doctor import check_format, examine
-from think_as_locals.machine.preflight import missing_for
+from think_as_locals.machine.doctor import check_format, examine, missing_for
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.runtime import gpus
 
@@ -193,7 +192,7 @@ def test_doctor_checks_the_format_of_a_trained_judge(
 def test_unwritable_run_dir_is_reported_by_doctor_dry_run_and_run(
     tal: Tal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("think_as_locals.machine.preflight.os.access", lambda *_: False)  # whoever runs the test
+    monkeypatch.setattr("think_as_locals.machine.doctor.os.access", lambda *_: False)  # whoever runs the test
     words = ["quickstart", f"run.dir={tmp_path}/runs"]
     expected = f"disk: {tmp_path} is not writable: set run.dir"
     found = json.loads(tal("doctor", *words, "--json").out)["findings"]

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM, Qwen3ForSequenc
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.model_schema import EvaluationConfig
 from think_as_locals.judging import CHAT_TOKENS, render_presented
-from think_as_locals.machine.preflight import model_fault
+from think_as_locals.machine.doctor import model_fault
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.implicit import ImplicitRM
 from think_as_locals.reward_models.judge import Judge, JudgeSettings

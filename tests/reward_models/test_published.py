@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import batch_norm, linear, softmax
 from transformers import Gemma2Config, Gemma2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
-from think_as_locals.machine.preflight import model_fault
+from think_as_locals.machine.doctor import model_fault
 from think_as_locals.reward_models.published import architecture, load_published
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.types import ModelError

@@ -23,7 +23,7 @@ from wandb.proto import wandb_internal_pb2
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.judging import COMPONENTS
-from think_as_locals.machine import preflight
+from think_as_locals.machine import doctor
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder, rewind
 from think_as_locals.training.checkpoints import StopSignals, step_of
@@ -156,9 +156,9 @@ def test_environment_secrets_appear_in_no_file(small_run: Path) -> None:
 
 @pytest.mark.slow
 def test_missing_tracker_package_is_named_by_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = preflight.installed_version
-    monkeypatch.setattr(preflight, "installed_version", lambda name: None if name == "trackio" else installed(name))
-    (message,) = preflight.missing_for(load_recipe("recipes/quickstart.yaml", ["grpo.report_to=[wandb,trackio]"]))
+    installed = doctor.installed_version
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name == "trackio" else installed(name))
+    (message,) = doctor.missing_for(load_recipe("recipes/quickstart.yaml", ["grpo.report_to=[wandb,trackio]"]))
     assert message == "package trackio: not installed; pip install 'think-as-locals[trackio]'"
 
 

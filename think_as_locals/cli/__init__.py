@@ -96,7 +96,7 @@ def _status_and_message(error: BaseException) -> tuple[int, str | None]:
     if isinstance(error, ThinkAsLocalsError):
         return 2, str(error)
     if isinstance(error, ModuleNotFoundError):
-        from think_as_locals.machine.preflight import missing_module
+        from think_as_locals.machine.doctor import missing_module
 
         return 2, missing_module(error.name or "")
     if isinstance(error, KeyboardInterrupt):

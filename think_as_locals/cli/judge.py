@@ -131,7 +131,7 @@ def _source_of(path: str) -> str | None:
 def _loaded_reader(model: str, backend: Any) -> Iterator[Read]:
     """Load a judge or a classifier, and close it; a PreflightError if there is no such model."""
     from think_as_locals.evaluation.tables import judgement_view, scores_view
-    from think_as_locals.machine.preflight import model_fault
+    from think_as_locals.machine.doctor import model_fault
     from think_as_locals.reward_models.published import architecture
     from think_as_locals.reward_models.reward_model import favourite
     from think_as_locals.runtime.files import read_json
@@ -160,7 +160,7 @@ def _loaded_reader(model: str, backend: Any) -> Iterator[Read]:
 
 
 def _serve(arguments: Namespace) -> None:
-    from think_as_locals.machine.preflight import preflight
+    from think_as_locals.machine.doctor import preflight
     from think_as_locals.runtime.output import quiet_transformers
     from think_as_locals.serving.server import load_server, serve
 

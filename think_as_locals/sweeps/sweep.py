@@ -16,7 +16,7 @@ from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.scored import Judgements, grouped, read_scored
 from think_as_locals.evaluation.statistics import paired
 from think_as_locals.evaluation.tables import Cell, Figure, Table, escape_markdown, figure
-from think_as_locals.machine.preflight import packages
+from think_as_locals.machine.doctor import packages
 from think_as_locals.runtime.files import check_writable, read_json, write_json, write_text
 from think_as_locals.runtime.output import progress_console
 from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir, make_folder, resumable
