@@ -80,7 +80,6 @@ CASES = (
     Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=GAINS, whole_step=True),
 )
 MEMORY_TARGET = 0.5
-FACTORS = ("token_bound", "padding", "positions", "idle")
 
 
 class UpdateBenchmark:
