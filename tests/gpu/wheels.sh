@@ -8,7 +8,7 @@
 # On that machine, with this checkout and the folders (the first is enough for all that needs no vLLM):
 #   pip install --no-index --no-deps --target site FOLDER/*/*.whl
 #   for archive in FOLDER/*/*.tar.xz; do python -m tarfile -e "$archive" site; done
-#   PYTHONPATH=$PWD:$PWD/site python tests/gpu/truth.py
+#   VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONPATH=$PWD:$PWD/site python tests/gpu/truth.py
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=${1:-runs/wheels} python=${PYTHON:-.venv/bin/python} work=$(mktemp -d)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from conftest import ROOT
 from markdown_it import MarkdownIt
 
-FOLDERS = ("conf", "recipes", "launch", "tests/benchmarks", "think_as_locals/*", "think_as_locals/data/sources")
+FOLDERS = ("conf", "recipes", "launch", "tests/*", "think_as_locals/*", "think_as_locals/data/sources")
 DOCUMENTS = [ROOT / "README.md", *sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/README.md"))]
 TEXT = "\n\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
 
