@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import signal
@@ -247,6 +248,27 @@ def test_malformed_completion_is_rejected(loopback: Loopback, content: Any) -> N
     loopback.respond = lambda *_: (200, content, {})
     assert "expected a chat completion" in fault(client(loopback.url))[0]
     assert len(loopback.asked) == 1
+
+
+@pytest.mark.parametrize("charset", ["zlib", "hex", "rot13", "undefined", "idna"])  # of Python, and not of texts
+def test_answer_is_decoded_as_utf8_despite_its_charset_header(loopback: Loopback, charset: str) -> None:
+    loopback.respond = lambda *_: (400, "no such field", {"Content-Type": f"text/plain; charset={charset}"})
+    assert "got 400 with 'no such field'" in fault(client(loopback.url))[0]
+
+
+@pytest.mark.parametrize(
+    ("compression", "content", "got"),
+    [
+        ("gzip", gzip.compress(bytes(2_000_000)), "an answer of more than 1,000,000 bytes"),
+        ("br", b"", "an answer compressed with 'br'"),
+    ],
+)
+def test_oversized_or_unsupported_compressed_answer_is_rejected(
+    loopback: Loopback, monkeypatch: pytest.MonkeyPatch, compression: str, content: bytes, got: str
+) -> None:
+    monkeypatch.setattr(chat_server, "_MAX_ANSWER", 1_000_000)
+    loopback.respond = lambda *_: (200, content, {"Content-Encoding": compression})
+    assert got in fault(client(loopback.url))[0]
 
 
 def test_unanswered_conversation_fails_at_its_deadline(loopback: Loopback) -> None:

@@ -24,6 +24,9 @@ from think_as_locals.types import LABELS, Item, Rollout, ServerError, TooLongErr
 
 _TOP_LOGPROBS = 20  # the most that the route gives
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds before the second try, and before any
+_MAX_ANSWER = 64 * 1024**2  # bytes of an answer: 8,192 tokens with their log-probabilities are 16 MB
+_COMPRESSIONS = ("identity", "gzip", "deflate")  # others expand a single packet to gigabytes
+_READ_HEADERS = ("retry-after", "location")
 _TOO_LONG = re.compile(
     r"context.(length|window|size)|maximum model length|prompt is too long|exceeds the maximum number of tokens", re.I
 )
@@ -137,7 +140,7 @@ class _Requests:
         certificates = httpx.create_ssl_context(trust_env=False)
         certificates.load_default_certs()  # beside the public ones those of this machine and of SSL_CERT_FILE
         client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            headers={"Accept-Encoding": "gzip"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
             verify=certificates,
             timeout=httpx.Timeout(None, connect=10),  # the deadline bounds everything else
@@ -188,7 +191,7 @@ class _Requests:
             wait = pause * jitter.uniform(0.5, 1)  # so that not all come back at once
             tries, pause = tries + 1, min(2 * pause, _MAX_PAUSE)
             try:
-                response = await asyncio.wait_for(client.post(self._route, json=body), ends - time.monotonic())
+                response = await asyncio.wait_for(self._answer(client, body), ends - time.monotonic())
             except TimeoutError:
                 break
             except httpx.RequestError as error:
@@ -216,6 +219,20 @@ class _Requests:
             f"{got}; {tries} tries for conversation {index}, which has {self._server.deadline_s:g} s",
             "raise deadline_s, or lower concurrency where the server has too much to do",
         )
+
+    async def _answer(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> httpx.Response:
+        """Send a request and return its answer, as UTF-8 whatever its header says; a ServerError if it is too large."""
+        async with client.stream("POST", self._route, json=body) as response:
+            if (compression := response.headers.get("content-encoding", "identity").lower()) not in _COMPRESSIONS:
+                raise self._error(f"an answer compressed with {compression[:40]!r}", "have it sent plain, or with gzip")
+            content = bytearray()
+            async for part in response.aiter_bytes():
+                content += part
+                if len(content) > _MAX_ANSWER:
+                    got = f"an answer of more than {_MAX_ANSWER:,} bytes"
+                    raise self._error(got, "is the url that of an OpenAI-compatible server?")
+        headers = {name: response.headers[name] for name in _READ_HEADERS if name in response.headers}
+        return httpx.Response(response.status_code, headers=headers, content=bytes(content))
 
     def _quote(self, response: httpx.Response) -> str:
         return f"{response.status_code} with {self._without_key(response.text)[:300]!r}"
