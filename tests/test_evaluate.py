@@ -46,7 +46,7 @@ def words(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
         *("data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=12", "data.test_share=0.25"),
         *("data.languages=[en]", "data.split=pairing", "eval.items=test", "eval.bootstrap_samples=200"),
         *("eval.max_items=16", "eval.probes=true", f"eval.candidates={rows}"),
-        *("rms.mine=judge", f"rms.mine.path={small_run / 'model'}", "rms.mine.orders=4", "rms.mine.chunk_size=16"),
+        *("rms.mine=judge", f"rms.mine.path={small_run / 'model'}", "rms.mine.orders=4", "rms.mine.chunk_size=32"),
         *("rms.random=classifier", f"rms.random.path={small_run / 'model'}", "rms.random.new_head_seed=0"),
     ]
 

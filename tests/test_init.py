@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SMALL, Tal
+from conftest import QUICK, SMALL, Tal
 from data.tables import write
 from fastapi.testclient import TestClient
 from readme.parts import blocks
@@ -46,7 +46,7 @@ def test_readme_walkthrough_of_tal_init_runs(tmp_path: Path, monkeypatch: pytest
     write(Path("my.csv"), pairs)
 
     (typed,) = (block for block in blocks() if block.text.startswith("tal init mine --from my.csv"))
-    small = [word for word in SMALL if not word.startswith("data.")]
+    small = [word for word in (*SMALL, *QUICK) if not word.startswith(("data.", "eval.max_items=4"))]
     apps: list[Any] = []
     monkeypatch.setattr("uvicorn.run", lambda app, **_: apps.append(app))
     monkeypatch.setattr("signal.signal", lambda *_: None)

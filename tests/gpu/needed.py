@@ -22,7 +22,7 @@ TARGET = {
 ROOT = Requirement("think-as-locals[train,serve,deepspeed]")
 KIT_PACKAGES = ("filelock", "psutil", "pytest")
 INSTALLED = """
-torch triton transformers accelerate peft pyarrow scipy statsmodels scikit-learn rich
+torch triton transformers accelerate peft pyarrow scipy scikit-learn rich
 numpy pandas huggingface-hub hf-xet tokenizers safetensors regex pyyaml tqdm pygments psutil ninja setuptools
 aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl
 cloudpickle einops pillow prometheus-client py-cpuinfo sentencepiece tiktoken uvloop

@@ -45,7 +45,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted
 
 def make_trainer(server: ScriptedVLLM, folder: Path, ahead: int, *overrides: str) -> JudgeTrainer:
     where = ["rollout=vllm_server", f"rollout.urls=[{server.url}]", f"rollout.ahead={ahead}", "rollout.timeout_s=20"]
-    steps = [f"grpo.max_steps={STEPS}", "grpo.save_steps=1", f"grpo.save_total_limit={STEPS}"]
+    steps = [f"grpo.max_steps={STEPS}", "grpo.save_steps=5", f"grpo.save_total_limit={STEPS}"]
     server.restart()
     server.served.clear()
     return tiny_trainer(folder, *SETTINGS, *where, *steps, *overrides, components={**COMPONENTS, "correctness": chance})
@@ -107,7 +107,7 @@ RESUME_CASES = {  # overrides, and the steps whose checkpoints are continued
 def test_resumed_run_matches_an_uninterrupted_run(
     server: ScriptedVLLM, tmp_path: Path, overrides: list[str], steps: tuple[int, ...]
 ) -> None:
-    whole = make_trainer(server, tmp_path, 1, *overrides)
+    whole = make_trainer(server, tmp_path, 1, "grpo.save_steps=1", *overrides)
     whole.train()
     weights = whole.model.state_dict()
     for step in steps:
@@ -188,7 +188,7 @@ def test_dead_server_ends_the_run_and_its_checkpoint_resumes_elsewhere(
     whole = make_trainer(server, tmp_path, 1)
     whole.train()
     ids = [row["id"] for row in whole.rewards.take_rows()]
-    trainer = make_trainer(server, tmp_path / "other", 1, "rollout.timeout_s=2")
+    trainer = make_trainer(server, tmp_path / "other", 1, "grpo.save_steps=1", "rollout.timeout_s=2")
     server.before = lambda request: samples(request) and len(server.served) >= 4
     message = ends_with(trainer.train)
     assert f"the vLLM server at {server.url}" in message
