@@ -60,11 +60,13 @@ SMALL = [
     *FEW,
     'data.countries=["TH","JP","DE"]',
     "global_rm.max_steps=80",
+    "global_rm.batch_size=32",
+    "global_rm.per_device_train_batch_size=32",
     "global_rm.logging_steps=20",
     "scpo.variants=[full,filter,weight,scpo]",
-    "scpo.max_steps=30",
+    "scpo.max_steps=20",
     "scpo.logging_steps=5",
-    "scpo.learning_rate=0.002",
+    "scpo.learning_rate=0.003",
     "scpo.seeds=[0]",
 ]
 SCPO_ONLY = ["scpo.variants=[scpo]", "scpo.seeds=[0]"]
@@ -187,7 +189,7 @@ def test_metrics_contain_every_stage_with_its_recorded_steps(small: Path) -> Non
     assert last.pop("global_rm") == 80
     for stage, steps in last.items():
         result = result_of(small, stage)
-        assert result.steps == steps == min(30, -(-3 * result.kept // 16))
+        assert result.steps == steps == min(20, -(-3 * result.kept // 16))
     assert len(last) == 12
     rows = [log for log in logs if log["stage"] == "TH/scpo-seed-0" and "loss" in log]
     assert {"accuracy", "margin", "learning_rate", "grad_norm"} < set(rows[0])
