@@ -227,7 +227,9 @@ class SharedPrompts:
         ranks = torch.empty_like(order)  # of each row among those of its prompt
         ranks[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[prompts[order]]
         self._longest = int(counts.max()) if len(rows) else 0
-        self._block_indices = prompts * self._longest + ranks
+        indices = prompts * self._longest + ranks
+        in_order = torch.equal(indices, torch.arange(len(counts) * self._longest, device=order.device))
+        self._block_indices = None if in_order else indices  # rows that lie as in the block are not copied there
 
     def attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Return a layer's attention (B, 1, H, D), given query (B, H, 1, D) and own key and value (B, H_kv, L, D)."""
@@ -244,10 +246,13 @@ class SharedPrompts:
     def _to_block(self, rows: Tensor) -> Tensor:
         """Return (N, H_kv, G R, X) of rows (B, H_kv, R, X)."""
         count = len(self._layers[0][0])
-        block = rows.new_zeros(count * self._longest, *rows.shape[1:]).index_copy(0, self._block_indices, rows)
-        return block.view(count, self._longest, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
+        if self._block_indices is not None:
+            block = rows.new_zeros(count * self._longest, *rows.shape[1:])
+            rows = block.index_copy(0, self._block_indices, rows)
+        return rows.view(count, self._longest, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
 
     def _to_rows(self, block: Tensor) -> Tensor:
         """Return (B, H_kv, R, X) of a block."""
         rows = block.reshape(*block.shape[:2], self._longest, -1, block.shape[-1])
-        return rows.transpose(1, 2).flatten(0, 1)[self._block_indices]
+        rows = rows.transpose(1, 2).flatten(0, 1)
+        return rows if self._block_indices is None else rows[self._block_indices]
