@@ -14,13 +14,18 @@ import json
 import math
 import random
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.launch import Launch
+from think_as_locals.config.schema import RunConfig
+from think_as_locals.machine import memory
 from think_as_locals.machine.hours import BANDWIDTH, MEAN_COMPLETION, MFU, SPEEDS
-from think_as_locals.machine.memory import PROMPT_TOKENS, USABLE
+from think_as_locals.machine.memory import PROMPT_TOKENS, USABLE, Counts, Layer
 
 MEASURED = Path(__file__).with_name("plan.json")
 STEPS = 40  # that are played
@@ -153,14 +158,15 @@ class Model:
     parameters: float
     layers: int
     hidden: int
+    intermediate: int
     cached: int  # numbers of keys and values for each token
     ranks: int  # of tensor parallelism
 
 
 MODELS = (
-    Model(name="7B", parameters=7.6e9, layers=28, hidden=3584, cached=2 * 28 * 4 * 128, ranks=1),
-    Model(name="32B", parameters=32.8e9, layers=64, hidden=5120, cached=2 * 64 * 8 * 128, ranks=2),
-    Model(name="70B", parameters=70.6e9, layers=80, hidden=8192, cached=2 * 80 * 8 * 128, ranks=4),
+    Model(name="7B", parameters=7.6e9, layers=28, hidden=3584, intermediate=18_944, cached=2 * 28 * 4 * 128, ranks=1),
+    Model(name="32B", parameters=32.8e9, layers=64, hidden=5120, intermediate=27_648, cached=2 * 64 * 8 * 128, ranks=2),
+    Model(name="70B", parameters=70.6e9, layers=80, hidden=8192, intermediate=29_568, cached=2 * 80 * 8 * 128, ranks=4),
 )
 PROMPTS = {1: 128, 8: 1024, 64: 1024}  # of a step, by nodes: more than a thousand at once is rarely of use
 
@@ -188,15 +194,22 @@ def plan(model: Model, nodes: int) -> Plan | None:
     return best
 
 
+@cache
+def recipe() -> RunConfig:
+    """The recipe of a judge, whose micro-step is a group."""
+    return load_recipe("recipes/tal_grpo.yaml", [f"grpo.max_completion_length={LONGEST}"])
+
+
 def _divided(model: Model, trainers: int, samplers: int, prompts: int) -> Plan | None:
     engines = samplers // model.ranks
     mean, weights = MEAN_COMPLETION * LONGEST, 2 * model.parameters
     row_bytes = 2 * model.cached * (PROMPT_TOKENS + LONGEST / 2)
     slots = int((USABLE * CARD_BYTES * model.ranks - weights - 2e9 * model.ranks) / row_bytes)
-    group = PROMPT_TOKENS + GENERATIONS * LONGEST  # a micro-step
-    activations = 2 * group * model.hidden * (model.layers + 17)
-    memory = 18 * model.parameters / trainers + activations
-    if slots < 1 or memory > USABLE * CARD_BYTES:
+    sizes = (round(model.parameters),) * 2 + (model.hidden, model.layers, model.hidden // 128, LONGEST, model.cached)
+    widths = Layer(model.hidden, model.cached // (2 * model.layers), model.intermediate, True, False)
+    parts = memory.estimate(recipe(), Launch("DEEPSPEED", 3, trainers), Counts(*sizes, layer=widths))
+    needed = 18 * model.parameters / trainers + parts["activations"]
+    if slots < 1 or needed > USABLE * CARD_BYTES:
         return None
     bandwidth, share = BANDWIDTH * CARD.bandwidth * model.ranks, PROMPT_TOKENS / GENERATIONS
     token = PASSES * model.parameters / (MFU * CARD.operations)
@@ -215,7 +228,7 @@ def _divided(model: Model, trainers: int, samplers: int, prompts: int) -> Plan |
         needed=mean / ((mean + share) * token),
         given=slots / (costs.decode + slots * costs.decode_row) / model.ranks,
         sync={way: weights / speed for way, speed in SYNC_BYTES.items()},
-        memory=memory,
+        memory=needed,
         played={ahead: simulate(costs, batch, ahead, steps=8) for ahead in (0, 1)},
     )
 

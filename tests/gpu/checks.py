@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from think_as_locals.machine.hours import MFU
+
 T = TypeVar("T")
 
 PYTHON = os.environ.get("PYTHON_EXEC", sys.executable)
@@ -160,8 +162,7 @@ CHECKS = (
                 Claim(
                     "speed", f"an update at P {prompt} is faster than TRL's", 2.0, "times", at_least=True, on_gpu=True
                 ),
-                # `machine/hours.py` assumes it.
-                Claim("mfu", "it reaches this share of the card's operations", 0.35, at_least=True, on_gpu=True),
+                Claim("mfu", "it reaches this share of the card's operations", MFU, at_least=True, on_gpu=True),
             ),
         )
         for prompt in ("1k", "4k")

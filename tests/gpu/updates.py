@@ -89,6 +89,7 @@ def doctor_config(scale: Scale, completion: int) -> RunConfig:
     """The run of which doctor estimates the memory."""
     words = [f"model.path={scale.folder / 'doctor'}", f"model.dtype={scale.pick('float32', 'bfloat16')}"]
     words += [LORA, "rollout=transformers", "grpo.beta=0", f"grpo.num_generations={GENERATIONS}"]
+    words += ["grpo.cast_lm_head_to_fp32=false"]  # as the benchmark's trainers
     words += [f"grpo.max_completion_length={completion}", f"grpo.per_device_train_batch_size={GENERATIONS}"]
     return load_recipe("recipes/tal_grpo.yaml", words)
 

@@ -15,7 +15,7 @@ from think_as_locals.config.launch import Launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.judging import render
 from think_as_locals.machine import memory
-from think_as_locals.machine.memory import fitted, fitting_command, longest_sequence, memory_faults
+from think_as_locals.machine.memory import TENSOR_PARALLEL, fitted, fitting_command, longest_sequence, memory_faults
 from think_as_locals.run import load_data
 from think_as_locals.training.grpo import count_prompt_tokens, load_chat
 from think_as_locals.types import PreflightError
@@ -47,8 +47,9 @@ def test_data_parallel_7b_is_rejected_with_a_fitting_command(monkeypatch: pytest
     [
         (1, H100, ["single"], ["lora=rank16"]),
         (4, H100, ["gpu8_zero3", "--num_processes", "4"], []),
-        (8, 48e9, ["gpu8_zero3"], []),
-        (8, 40e9, ["nodes_zero3"], []),
+        (8, 56e9, ["gpu8_zero3"], []),
+        (8, 48e9, ["nodes_zero3"], []),
+        (8, 40e9, ["nodes_zero3"], [f"{TENSOR_PARALLEL}=2"]),
         (8, 141e9, ["gpu8_zero2"], []),
         (2, 48e9, ["gpu8_zero2", "--num_processes", "2"], ["lora=rank16"]),
     ],

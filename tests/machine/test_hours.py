@@ -34,7 +34,7 @@ def test_update_time_counts_passes_over_packed_tokens() -> None:
     """7 B on an H100: 8 prompts of 1,024 tokens, 64 completions of 819; 6 N T and two passes more."""
     run = a_run("reward=correctness_structure")
     tokens = 8 * 1024 + 64 * 0.4 * 2048
-    assert step_seconds(run, B7, H100)["update"] == pytest.approx(10 * 7.6156e9 * tokens / (0.35 * 989e12), rel=1e-3)
+    assert step_seconds(run, B7, H100)["update"] == pytest.approx(10 * 7.6156e9 * tokens / (0.3 * 989e12), rel=1e-3)
     gain = step_seconds(a_run(), B7, H100)["update"]
     assert gain == pytest.approx(12 / 10 * step_seconds(run, B7, H100)["update"])
     adapter = step_seconds(a_run("reward=correctness_structure", "lora=rank16"), B7, H100)["update"]

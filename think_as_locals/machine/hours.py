@@ -2,7 +2,8 @@
 
 A forward pass of N parameters over T tokens takes 2 N T operations; gradients of activations and of weights take as
 many each. Sampling reads the weights and the cached keys and values once for each token of the longest completion. The
-share of its published speed that a GPU reaches, and the mean length of completions, are assumed.
+share of its published operations that a GPU reaches in training is measured; the share of its bandwidth and the mean
+length of completions are assumed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from think_as_locals.machine.memory import PROMPT_TOKENS, Counts
 from think_as_locals.runtime.gpus import gpus
 from think_as_locals.types import ConfigError
 
-MFU, BANDWIDTH = 0.35, 0.6
-"""Shares of a GPU's peak operations reached in training, and of its memory bandwidth in sampling (assumed)."""
+MFU, BANDWIDTH = 0.3, 0.6
+"""Shares of a GPU's peak operations reached in training, and of its memory bandwidth in sampling.
+
+The first is rounded down from 0.34 and 0.32, measured on an H100: updates of a 7B model with an adapter, prompts of
+1,024 and 4,096 tokens, recomputation counted (`tests/gpu/truth.json`). The second is assumed.
+"""
 MEAN_COMPLETION = 0.4
 """Mean length of completions as a share of the maximum (assumed)."""
 ASSUMED = "H100"

@@ -3,8 +3,13 @@
 With N parameters of b bytes, Adam under DeepSpeed takes b N for the weights, b N for the gradients and 12 N for a
 float32 copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-2 the last two, ZeRO-3 all (arXiv
 1910.02054, section 3). Without DeepSpeed torch's AdamW keeps two moments in the type of the weights and no copy.
-Activations take 34 bytes for each token, unit of width and layer in half precision, of which gradient checkpointing
-keeps 2 for each layer and 34 for one (arXiv 2205.05198, section 4).
+
+Activations are what autograd saves in each layer, counted on Qwen2, Qwen3, Llama, BERT, ModernBERT and DeBERTa
+(`tests/machine/test_memory.py`), and the gradients of one layer. Gradient checkpointing keeps the input of each layer,
+and the rest of one. An update of a 7B model with an adapter, without checkpointing, took 51.9 GB of an H100: as
+estimated. A layer takes at least 34 bytes for each token and unit of width in half precision (arXiv 2205.05198, section
+4), and just that if its widths are not known. Autocast keeps copies of float32 weights until the end of the forward
+pass, and without checkpointing longer.
 
 A head that computes in float32 has its weights copied for each pass, and the gradient of the copy. A policy's reward
 model is whole on each GPU.
@@ -50,10 +55,26 @@ USABLE = 0.94
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ADAM_COPIES = 12  # bytes of each parameter: a float32 copy and two moments
-_ACTIVATIONS = 17  # numbers for each token, unit of width and layer
-_SCORES = 4  # numbers for each head and pair of tokens with eager attention: DeBERTa keeps 3.8 at 512 tokens (measured)
+_ACTIVATIONS = 17  # numbers for each token, unit of width and layer, at least
+_SCORES = 4  # numbers for each head and pair of tokens with eager attention: DeBERTa keeps 3.5 at 512 tokens (measured)
+_SCORED = 448  # tokens: DeBERTa keeps at least what it would for so many, as it scores each against 512 distances
 _ENGINE_WORK = 2e9  # bytes of vLLM's activations, graphs and sampling
 _DIVIDED = {"weights": 3, "gradients": 2, "optimizer": 1}  # divided from this ZeRO stage on
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Widths of a layer: of its queries, its keys and its feed-forward layer.
+
+    A `gated` feed-forward layer multiplies two projections; layers that have one are taken to have RMS norms.
+    `normalizes_heads` says whether queries and keys have norms of their own.
+    """
+
+    queries: int
+    keys: int
+    intermediate: int
+    gated: bool
+    normalizes_heads: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +82,8 @@ class Counts:
     """Sizes of a model.
 
     `cached` is how many numbers its keys and values take for each token, in all layers; `head` is the parameters of its
-    LM head, and `reward_model` the bytes of the model that rewards it, if there is one.
+    LM head, and `reward_model` the bytes of the model that rewards it, if there is one. `layer` is `None` if its
+    configuration does not tell.
     """
 
     parameters: int
@@ -73,6 +95,7 @@ class Counts:
     cached: int
     head: int = 0
     reward_model: int = 0
+    layer: Layer | None = None
 
 
 def count(config: GrpoConfig | ScpoConfig) -> Counts:
@@ -100,6 +123,7 @@ def count(config: GrpoConfig | ScpoConfig) -> Counts:
     with torch.device("meta"):
         built = kind.from_config(architecture)
         total = trained = sum(parameter.numel() for parameter in built.parameters())  # tied ones only once
+        shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
         if config.lora:
             from peft import LoraConfig, get_peft_model
 
@@ -111,11 +135,24 @@ def count(config: GrpoConfig | ScpoConfig) -> Counts:
     heads = getattr(text, "num_attention_heads", 0)  # a recurrent model has none
     positions = getattr(text, "max_position_embeddings", PROMPT_TOKENS)  # nor those with relative positions
     width = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
-    cached = 2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * width
+    keys = (getattr(text, "num_key_value_heads", None) or heads) * width
+    cached = 2 * text.num_hidden_layers * keys
     head = 0 if is_scpo else text.vocab_size * text.hidden_size
     reward_model = sum(map(_held_bytes, _models_of(config.rm))) if isinstance(config, PolicyConfig) else 0
     sizes = (text.hidden_size, text.num_hidden_layers, heads, positions, cached)
-    return Counts(total, trained, *sizes, head, reward_model)
+    return Counts(total, trained, *sizes, head, reward_model, _layer(text, heads * width, keys, shapes))
+
+
+def _layer(text: Any, queries: int, keys: int, shapes: Mapping[str, Sequence[int]]) -> Layer | None:
+    """Return the widths of the layers of a model with these parameters, or `None`."""
+    intermediate = getattr(text, "intermediate_size", None)
+    if not queries or not isinstance(intermediate, int):
+        return None
+    expert = getattr(text, "moe_intermediate_size", None) or intermediate
+    intermediate = max(intermediate, expert * (getattr(text, "num_experts_per_tok", None) or 1))
+    # ModernBERT has both projections in one matrix, which has no telling name.
+    gated = any("gate" in name or shape[0] == 2 * intermediate for name, shape in shapes.items())
+    return Layer(queries, keys, intermediate, gated, any("q_norm" in name for name in shapes))
 
 
 def _architecture(path: str, revision: str | None) -> Any:
@@ -179,7 +216,7 @@ def estimate(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) ->
         parts["float32 head"] = 4.0 * counts.head * (1 if lora else 2) * copied
         if isinstance(config, PolicyConfig):
             parts["reward model"] = float(counts.reward_model)
-    return {**parts, "activations": size * _activations(config, launch, counts)}
+    return {**parts, "activations": _activations(config, launch, counts)}
 
 
 def _states(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
@@ -199,27 +236,72 @@ def _states(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> 
 
 
 def _activations(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> float:
-    """Return the numbers kept for the backward pass of one micro-step, with completions or pairs of maximum length."""
+    """Return the bytes that the backward pass of one micro-step needs, with completions or pairs of maximum length."""
+    kept = partial(_kept, config, launch, counts)
     if not isinstance(config, ScpoConfig):
-        rows = config.grpo.per_device_train_batch_size
+        rows, longest = config.grpo.per_device_train_batch_size, config.grpo.max_completion_length
         prompts = max(1, rows // config.grpo.num_generations)  # once for each group
-        tokens = prompts * PROMPT_TOKENS + rows * config.grpo.max_completion_length
-        return _kept(counts, tokens, 0, checkpointing=config.grpo.gradient_checkpointing)
+        # Each completion has a copy of the keys and values of its prompt.
+        tokens, copied = prompts * PROMPT_TOKENS + rows * longest, rows * (PROMPT_TOKENS + longest)
+        return kept(tokens, copied=copied, checkpointing=config.grpo.gradient_checkpointing)
     length = config.scpo.max_length or min(PROMPT_TOKENS, counts.positions)
     eager = config.model.attn_implementation == "eager"
     needed = []
     for section in filter(None, (config.scpo, config.global_rm)):  # training the global RM may need more
         share = math.ceil(section.batch_size / launch.processes)
         rows = 2 * min(share, section.per_device_train_batch_size)
-        scores = _SCORES * rows * counts.heads * length**2 * eager
-        needed.append(_kept(counts, rows * length, scores, checkpointing=section.gradient_checkpointing))
+        scores = _SCORES * rows * counts.heads * length * max(length, _SCORED) * eager
+        needed.append(kept(rows * length, scores=scores, checkpointing=section.gradient_checkpointing))
     return max(needed)
 
 
-def _kept(counts: Counts, tokens: int, scores: int, *, checkpointing: bool) -> float:
-    """Return the numbers kept for `tokens` tokens, with `scores` attention scores in each layer."""
-    layer = tokens * counts.hidden_size * _ACTIVATIONS + scores
-    return float(counts.layers * tokens * counts.hidden_size + layer if checkpointing else counts.layers * layer)
+def _kept(
+    config: GrpoConfig | ScpoConfig,
+    launch: Launch,
+    counts: Counts,
+    tokens: int,
+    *,
+    checkpointing: bool,
+    copied: int = 0,
+    scores: int = 0,
+) -> float:
+    """Return the bytes that the backward pass of `tokens` tokens needs.
+
+    Keys and values of `copied` tokens are kept besides theirs, and `scores` attention scores in each layer.
+    """
+    size, lora = _BYTES[config.model.dtype], config.lora is not None
+    autocast = size < 4 and launch.kind != "DEEPSPEED"
+    # Autocast from float32 weights keeps copies of them and a float32 residual stream; under FSDP both are cast before.
+    cast = autocast and not lora and launch.kind != "FSDP"
+    copies, residual = size * counts.parameters * cast, 4 if cast else size
+    kept, gradients = _layer_bytes(counts, size, lora=lora, autocast=autocast, cast=cast)
+    keys = 2 * size * copied * (counts.layer.keys if counts.layer else 0)
+    layer, work = tokens * kept + keys + (4 if autocast else size) * scores, tokens * gradients
+    if checkpointing:  # the copies end with the forward pass
+        return counts.layers * tokens * counts.hidden_size * residual + max(layer + work, copies)
+    return counts.layers * layer + work + copies
+
+
+def _layer_bytes(counts: Counts, size: int, *, lora: bool, autocast: bool, cast: bool) -> tuple[float, float]:
+    """Return the bytes that a layer keeps for each token, and those of its gradients.
+
+    With `autocast` the weights may be in half precision already; with `cast` they are in float32.
+    """
+    width, layer = counts.hidden_size, counts.layer
+    least = size * _ACTIVATIONS * width
+    if layer is None:
+        return least, 0
+    # Queries, the attention's output and its copy; keys and values; gate, projection, its activation and their product,
+    # or a projection and its activation; inputs of projections, which autocast or an adapter under it copies for each.
+    numbers = 3 * layer.queries + 2 * layer.keys + (4 if layer.gated else 2) * layer.intermediate
+    numbers += (5 if autocast else 2) * width
+    norms = 2 * width * (4 if layer.gated or autocast else size)
+    if layer.gated and not lora:  # trained norms also keep what their weights multiply
+        norms += 2 * width * (4 if cast else size)
+    if layer.normalizes_heads:
+        norms += (layer.queries + layer.keys) * (4 + size * (not lora))
+    gradients = 2 * layer.intermediate * (4 if lora and autocast else size) + 8 * width
+    return max(least, size * numbers + norms), gradients
 
 
 def engine(config: GrpoConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
