@@ -10,9 +10,9 @@ set -euo pipefail
 export VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 # the routes that change weights; RequireKey asks for the key on all of them
 export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 # those that load adapters
 export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
-exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server --hf-overrides '{"head_dtype": "float32"}' --model "$@" \
+exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server --model "$1" --hf-overrides '{"head_dtype": "float32"}' \
   --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" \
   --logprobs-mode processed_logprobs --generation-config vllm \
   --weight-transfer-config '{"backend": "tal"}' \
   --worker-extension-cls think_as_locals.engines.vllm_worker.WorkerExtension \
-  --middleware think_as_locals.engines.vllm_worker.RequireKey
+  --middleware think_as_locals.engines.vllm_worker.RequireKey "${@:2}"

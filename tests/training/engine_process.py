@@ -124,6 +124,32 @@ def check_syncs(trainer: Any, reason: str, **lora: Any) -> None:
     assert unchanged(base, dict(engine.model.unload().named_parameters()))
 
 
+def check_transfer(trainer: Any) -> None:
+    """Weights by vLLM's own transfer: errors without a group, in a new group, and in the same once more."""
+    from training import tcp_transfer  # noqa: F401
+
+    engine, connected = trainer.vllm_generation, list[bool]()
+    if trainer.accelerator.is_main_process:
+        server = engine._servers.all[0]
+        with pytest.raises(ServerError, match="Invalid init_info"):
+            server.init_weight_transfer_engine({"unknown": 1})
+        server.start_weight_update()
+        with pytest.raises(ServerError, match="NCCL weight transfer not initialized"):
+            server.update_weights({"weights": "w", "names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]})
+        assert not server.state()["updating"]
+    connect = engine._nccl._connect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_HOST_IP", "127.0.0.1")
+        patch.setattr(served_engine, "nccl_unsupported_reason", lambda _: None)
+        patch.setattr(engine._nccl, "_connect", lambda: connected.append(True) or connect())
+        for _ in range(2):
+            change(trainer.model)
+            engine.sync_weights()
+    assert connected == [True]
+    assert max(trainer._metrics["train"]["rollout/sync_check_difference"]) < 1e-4
+    assert engine._sent == size(dict(trainer.model.named_parameters()))
+
+
 def check_adapter(folder: Path, *overrides: str, base_first: bool) -> tuple[Any, list[list[int]], int]:
     """An adapter travels alone, what is sampled follows it, and no block of the prefix cache outlives a sync.
 
@@ -254,21 +280,6 @@ def restarts(server: VLLMServer, start: str, times: int) -> Callable[[Iterable[P
     return load_weights
 
 
-def check_transfer_routes(server: VLLMServer) -> None:
-    """What vLLM's transfer by NCCL asks of its routes, as far as it goes without a GPU."""
-    assert server.world_size() == 1
-    group = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2}
-    packed = {"packed": True, "packed_buffer_size_bytes": 2**20, "packed_num_buffers": 2}
-    for info, fault in (({**group, **packed}, "accelerator"), ({**group, "unknown": 1}, "Invalid init_info")):
-        with pytest.raises(ServerError, match=fault):
-            server.init_weight_transfer_engine(info)
-    server.start_weight_update()
-    assert server.state()["updating"]
-    with pytest.raises(ServerError, match="NCCL weight transfer not initialized"):
-        server.update_weights({"weights": "w", "names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]})
-    assert not server.state()["updating"]
-
-
 def check_faults_of_a_sync(trainer: Any, start: str) -> None:
     """What becomes of a server that restarts meanwhile, of a folder that it cannot see, of a disk that hangs."""
     engine, main = trainer.vllm_generation, trainer.accelerator.is_main_process
@@ -349,6 +360,7 @@ def serve(folder: Path, port: str, other: str) -> None:
     (folder / "environment.json").write_text('{"id": "mine"}')
     trainer = train(folder, *where, f"rollout.weights_dir={folder / 'shared'}")
     check_without_syncs(trainer)
+    check_transfer(trainer)
     engine, main = trainer.vllm_generation, trainer.accelerator.is_main_process
     for headers in ({}, {"Authorization": "Bearer another"}):
         assert httpx.post(f"{url}/collective_rpc", json={"method": "tal_state"}, headers=headers).status_code == 401
@@ -366,7 +378,6 @@ def serve(folder: Path, port: str, other: str) -> None:
     policy = [c.token_ids for c in engine.complete(prompts, **greedy)]
     assert same_on_all_ranks(policy)
     if main:  # as after a restart, it has other weights than those of the last sync
-        check_transfer_routes(engine._servers.all[0])
         load_start(engine._servers.all[0], str(folder / "model"))
         restarted = engine._servers.all[0].complete(prompts, str(folder / "model"), **greedy)
         assert [c.token_ids for c in restarted] != policy

@@ -39,8 +39,9 @@ def serving(folder: Path, python: str) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     settings = {"VLLM_API_KEY": KEY, "PORT": port, "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    settings |= {"PYTHON": python, "HF_HUB_OFFLINE": "1"}
+    settings |= {"PYTHON": python, "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
     options = ["--dtype", "float32", "--enforce-eager", "--enable-lora", "--max-lora-rank", "16"]
+    options += ["--worker-extension-cls", "tests.training.tcp_transfer.WorkerExtension"]
     words = [str(ROOT / "launch" / "vllm_server.sh"), str(folder / "model"), *options]
     with (folder / f"server-{port}.log").open("w") as log:
         environment = {**os.environ, **settings}

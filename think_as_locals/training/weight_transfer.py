@@ -2,8 +2,8 @@
 
 Files are written while others are gathered, and read as soon as they are written. For NCCL vLLM's own transfer engine
 (`vllm.distributed.weight_transfer`, its documentation: "Weight Transfer") does the work on both sides; here are the
-weights in the form that it requires, and its control requests to several servers at once. Written against vLLM 0.31 and
-checked against its routes on a CPU; the transfer has not run on GPUs yet.
+weights in the form that it requires, and its control requests to several servers at once. Tests run it with real vLLM
+servers on a CPU, where TCP takes the place of NCCL; NCCL itself has not run yet.
 """
 
 from __future__ import annotations
