@@ -15,6 +15,7 @@ from conftest import Tal
 from evaluation.judged import Right, flip_items, judge_all, judged, measure
 from evaluation.published import COUNTRIES, published_items
 from html_page import Page
+from rich.cells import cell_len
 
 from think_as_locals.evaluation import leaderboard
 from think_as_locals.evaluation.compare import compare, read
@@ -187,6 +188,7 @@ def test_leaderboard_command_prints_a_table_or_json(measured: Path, tmp_path: Pa
         "│ worse                │ pairwise │",
     ):
         assert line in lines
+    assert max(map(cell_len, lines[:-1])) <= 80
     assert done.out.endswith(f"\n{tmp_path}/leaderboard.html\n")
     done = tal("leaderboard", str(measured), "--out", str(tmp_path), "--json")
     assert json.loads(done.out) == json.loads((tmp_path / "leaderboard.json").read_text())

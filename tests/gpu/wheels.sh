@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Gathers what this package needs on a machine with a GPU (x86-64, Python 3.12) that reaches no package index but has the packages
-# that needed.py lists as THERE, in the versions that are installed here: run it where `make test` has been run.
+# that needed.py lists as INSTALLED, in the versions that are installed here: run it where `make test` has been run.
 #   tests/gpu/wheels.sh [FOLDER]          # runs/wheels, which git ignores
 # It makes folders of at most 60 MiB each, to be carried one by one: packages, as wheels; vllm, the Python of vLLM 0.31 with
 # FlashAttention 3 and what they need; vllm_extension, its other kernels, without those for experts. They load into torch 2.11 as

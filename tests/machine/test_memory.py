@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Starcoder2Config,
     T5Config,
 )
 
@@ -77,6 +78,14 @@ def test_model_without_attention_is_counted(tmp_path: Path) -> None:
     MambaConfig(vocab_size=200, hidden_size=32, num_hidden_layers=2).save_pretrained(tmp_path)
     counts = count(a_run(f"model.path={tmp_path}"))
     assert (counts.heads, counts.layer) == (0, None)
+
+
+def test_embedding_of_twice_the_intermediate_width_is_no_gate(tmp_path: Path) -> None:
+    few = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    Starcoder2Config(**few, vocab_size=128, intermediate_size=64).save_pretrained(tmp_path)
+    layer = count(a_run(f"model.path={tmp_path}")).layer
+    assert layer is not None
+    assert (layer.intermediate, layer.gated) == (64, False)
 
 
 def test_experts_of_a_token_are_one_wide_layer(tmp_path: Path) -> None:

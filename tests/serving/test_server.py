@@ -151,7 +151,7 @@ def test_requests_in_flight_are_answered_after_sigterm(tmp_path: Path, warm_pyth
     items = [{"prompt": f"{i}?", "responses": ["x", "y"], "culture": "TH"} for i in range(48)]
     answers: list[httpx.Response] = []
     headers = {"Authorization": f"Bearer {KEY}"}
-    with tal_serve(warm_python, tmp_path, model, "judge.max_completion_length=110", key=KEY) as (process, url):
+    with tal_serve(warm_python, tmp_path, model, "judge.max_completion_length=220", key=KEY) as (process, url):
         assert httpx.post(f"{url}/judge", json={"items": items}).status_code == 401
 
         def ask() -> None:

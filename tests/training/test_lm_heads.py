@@ -46,9 +46,9 @@ def results(
     return [each.detach() for each in head if each is not None] + [*torch.autograd.grad(loss, (hidden, weight))]
 
 
-def calls_of_trls(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Grows by one with each call of TRL's own head."""
-    calls, forward = list[None](), ChunkedLogProbFunction.forward
+def calls_of_trls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The widths of the tiles of each call of TRL's own head."""
+    calls, forward = list[int](), ChunkedLogProbFunction.forward
     parameters = [*inspect.signature(forward).parameters][1:]
     assert parameters == [
         *("hidden", "weight", "bias", "targets", "temperature"),
@@ -56,7 +56,7 @@ def calls_of_trls(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     ], "this TRL's heads take other arguments: training/lm_heads.py must be adapted"
 
     def counted(*arguments: Any) -> Any:
-        calls.append(None)
+        calls.append(arguments[6])
         return forward(*arguments)
 
     monkeypatch.setattr(ChunkedLogProbFunction, "forward", staticmethod(counted))
@@ -64,7 +64,10 @@ def calls_of_trls(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 9_000])  # 9,000 are three of TRL's tiles
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"bonus": 0.1}, {"outputs": ("log_probs", "entropy")}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.7}, {"bonus": 0.1}, {"outputs": ("log_probs", "entropy")}, {"outputs": ("log_probs",)}],
+)
 def test_kept_logits_give_trls_numbers(monkeypatch: pytest.MonkeyPatch, tokens: int, settings: dict[str, Any]) -> None:
     expected = results(tokens, **settings)
     calls = calls_of_trls(monkeypatch)
@@ -98,5 +101,5 @@ def test_other_heads_are_left_to_trl(monkeypatch: pytest.MonkeyPatch, settings: 
         calls = calls_of_trls(monkeypatch)
         with lean_heads(MODEL):
             found = results(**settings)
-    assert len(calls) == 1
+    assert calls == [VOCABULARY]
     assert all(map(torch.equal, found, expected))

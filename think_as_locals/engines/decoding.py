@@ -89,9 +89,10 @@ def _can_share(model: PreTrainedModel, cache: DynamicCache) -> bool:
 
 
 def _head_in_parts(model: Any) -> AbstractContextManager[Any]:
-    """Have a plain LM head on a CPU compute 1,024 tokens of the vocabulary at a time: the same logits, sooner.
+    """Have a plain LM head on a CPU compute 1,024 tokens of the vocabulary at a time, which is faster.
 
-    For a product with a few rows, MKL first copies the weights; a part's copy stays in the cache.
+    For a product with a few rows, MKL first copies the weights; a part's copy stays in the cache. Logits are the same
+    but for rounding.
     """
     head = model.get_output_embeddings()
     plain = type(head) is nn.Linear and head.bias is None and "forward" not in vars(head)

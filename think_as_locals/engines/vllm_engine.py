@@ -14,7 +14,7 @@ import torch
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.runtime.output import is_verbose
-from think_as_locals.runtime.processes import loading
+from think_as_locals.runtime.processes import without_collection
 from think_as_locals.types import ModelError, cut
 
 AT_ONCE = 256
@@ -90,7 +90,7 @@ class VLLMEngine(TokenEngine):
         **options: Any,
     ) -> VLLMEngine:
         """Load a judge; a ModelError without a chat template. `options` are those of conf/rm/shared/vllm.yaml."""
-        with loading():
+        with without_collection():
             prepare()
             from vllm import LLM
         chat = Chat.load(path, revision, template_kwargs)

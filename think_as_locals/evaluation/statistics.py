@@ -184,7 +184,7 @@ def cluster_bootstrap(
 
 def mcnemar(a: Values, b: Values) -> float:
     """Return the two-sided p-value of McNemar's exact test (for credits, the sign test), with independent items."""
-    from scipy.stats import binom  # half a second
+    from scipy.stats import binom  # imported here, since it takes half a second
 
     gains = np.asarray(b, float) - np.asarray(a, float)
     won, lost = int((gains > 0).sum()), int((gains < 0).sum())

@@ -251,6 +251,6 @@ def margin(scores: Sequence[float]) -> float:
 
 
 def logsumexp(values: Sequence[float]) -> float:
-    """Return log(sum(exp(values))), without an overflow."""
+    """Return log(sum(exp(values))), without an overflow; the values are no NaN."""
     top = max(values)
     return top if math.isinf(top) else top + math.log(math.fsum(math.exp(value - top) for value in values))

@@ -45,7 +45,7 @@ class _KeptLogits(ChunkedLogProbFunction):
         powers = (logits - largest[:, None]).exp_()
         total = powers.sum(-1)
         log_total = largest + total.log()
-        entropy = log_total - powers.mul_(logits).sum(-1) / total
+        entropy = log_total - powers.mul_(logits).sum(-1) / total if "entropy" in outputs else None
         is_top1 = logits.argmax(-1) == targets if "is_top1" in outputs else None
         ctx.save_for_backward(hidden, weight, targets, logits, log_total, entropy)
         return logits.gather(1, targets[:, None])[:, 0] - log_total, entropy, None, None, is_top1
@@ -55,9 +55,11 @@ class _KeptLogits(ChunkedLogProbFunction):
         if not ctx.keeps:
             return ChunkedLogProbFunction.backward(ctx, *gradients)
         hidden, weight, targets, logits, log_total, entropy = ctx.saved_tensors
-        of_log_probs, of_entropy, at = gradients[0][:, None], gradients[1][:, None], targets[:, None]
+        of_log_probs, at = gradients[0][:, None], targets[:, None]
         log_probs = logits.sub_(log_total[:, None])  # in place: autograd refuses to use them once more
-        entropy_term = of_entropy * log_probs.exp() * (log_probs + entropy[:, None]) if of_entropy.any() else None
+        entropy_term = None
+        if entropy is not None and gradients[1].any():
+            entropy_term = gradients[1][:, None] * log_probs.exp() * (log_probs + entropy[:, None])
         probs = log_probs.exp_()
         of_targets = of_log_probs * (1 - probs.gather(1, at))
         of_logits = probs.mul_(-of_log_probs).scatter_(1, at, of_targets)

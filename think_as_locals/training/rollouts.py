@@ -27,7 +27,7 @@ from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.engines.weight_digests import Digest, DigestRequest, SentTensors, read
-from think_as_locals.runtime.processes import loading
+from think_as_locals.runtime.processes import without_collection
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
@@ -238,7 +238,7 @@ class ColocatedGeneration(CheckedGeneration):
     """TRL's colocated vLLM, in the trainer's processes and on its GPUs, with the run's type and revision."""
 
     def _init_vllm(self) -> None:
-        with loading():
+        with without_collection():
             vllm_engine.prepare()
             if not hasattr(vllm_generation, "LLM"):  # see `training/__init__.py`
                 importlib.reload(vllm_generation)
