@@ -1,4 +1,4 @@
-"""The table of data sources: it is complete, a new source needs only an entry in it, and no row raises."""
+"""The table of data sources: it is complete, a guide lists it, and no row raises."""
 
 from __future__ import annotations
 
