@@ -245,7 +245,9 @@ def _serves_with_vllm(_: Reader, typed: Command) -> None:
     """training/test_rollouts.py starts the server."""
     done = launch(*typed.words(), PYTHON="echo", VLLM_API_KEY="a-secret")
     assert done.stdout.startswith("-m vllm.entrypoints.openai.api_server ")
-    assert f" --model {typed.text.partition(' ')[2]} " in done.stdout
+    model, options = typed.text.split(" ", 2)[1:]
+    assert f" --model {model} " in done.stdout
+    assert done.stdout.endswith(f" {options}\n")
 
 
 def _helps(reader: Reader, typed: Command) -> None:
