@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -72,8 +73,9 @@ def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
             program, run = _prepare(recipe, overrides, lock)
         if not has_gpu():
             keep_freed_memory()
-        unused = () if uses_deepspeed() else ("deepspeed",)  # accelerate imports it (0.3 s) to see what a model is
-        with resumable(run.path), on_signals(interrupt), hidden(*unused):
+        # accelerate imports DeepSpeed (0.3 s) to see what a model is, and lacks names for ever if imported without it.
+        hides = "accelerate.utils" in sys.modules and not uses_deepspeed()
+        with resumable(run.path), on_signals(interrupt), hidden(*["deepspeed"] * hides):
             program()
     return run
 
