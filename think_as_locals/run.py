@@ -74,8 +74,8 @@ def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
         if not has_gpu():
             keep_freed_memory()
         # accelerate imports DeepSpeed (0.3 s) to see what a model is, and lacks names for ever if imported without it.
-        hides = "accelerate.utils" in sys.modules and not uses_deepspeed()
-        with resumable(run.path), on_signals(interrupt), hidden(*["deepspeed"] * hides):
+        unused = ["deepspeed"] if "accelerate.utils" in sys.modules and not uses_deepspeed() else []
+        with resumable(run.path), on_signals(interrupt), hidden(*unused):
             program()
     return run
 

@@ -205,9 +205,23 @@ def _divided(model: Model, trainers: int, samplers: int, prompts: int) -> Plan |
     mean, weights = MEAN_COMPLETION * LONGEST, 2 * model.parameters
     row_bytes = 2 * model.cached * (PROMPT_TOKENS + LONGEST / 2)
     slots = int((USABLE * CARD_BYTES * model.ranks - weights - 2e9 * model.ranks) / row_bytes)
-    sizes = (round(model.parameters),) * 2 + (model.hidden, model.layers, model.hidden // 128, LONGEST, model.cached)
-    widths = Layer(model.hidden, model.cached // (2 * model.layers), model.intermediate, True, False)
-    parts = memory.estimate(recipe(), Launch("DEEPSPEED", 3, trainers), Counts(*sizes, layer=widths))
+    counts = Counts(
+        parameters=round(model.parameters),
+        trained=round(model.parameters),
+        hidden_size=model.hidden,
+        layers=model.layers,
+        heads=model.hidden // 128,
+        positions=LONGEST,
+        cached=model.cached,
+        layer=Layer(
+            queries=model.hidden,
+            keys=model.cached // (2 * model.layers),
+            intermediate=model.intermediate,
+            gated=True,
+            normalizes_heads=False,
+        ),
+    )
+    parts = memory.estimate(recipe(), Launch("DEEPSPEED", 3, trainers), counts)
     needed = 18 * model.parameters / trainers + parts["activations"]
     if slots < 1 or needed > USABLE * CARD_BYTES:
         return None

@@ -131,9 +131,11 @@ def check_transfer(trainer: Any) -> None:
     engine, connected = trainer.vllm_generation, list[bool]()
     if trainer.accelerator.is_main_process:
         server = engine._servers.all[0]
+        assert server.world_size() == 1
         with pytest.raises(ServerError, match="Invalid init_info"):
             server.init_weight_transfer_engine({"unknown": 1})
         server.start_weight_update()
+        assert server.state()["updating"]
         with pytest.raises(ServerError, match="NCCL weight transfer not initialized"):
             server.update_weights({"weights": "w", "names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]})
         assert not server.state()["updating"]
