@@ -81,11 +81,16 @@ def test_reward_model_is_closed_before_the_next_is_loaded(
 
 
 def engine_cores(folder: Path) -> set[int]:
-    """The vLLM processes that run in a folder."""
+    """The vLLM engine cores that run in a folder; what one forks has its name until it starts its own program."""
+
+    def is_core(process: psutil.Process | None) -> bool:
+        return process is not None and process.name() == "VLLM::EngineCore"
+
     found = set()
     for process in processes_in(folder):
         with suppress(psutil.NoSuchProcess):  # it ends while it is asked
-            found |= {process.pid} if process.name() == "VLLM::EngineCore" else set()
+            if is_core(process) and not is_core(process.parent()):
+                found.add(process.pid)
     return found
 
 
