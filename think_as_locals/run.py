@@ -21,6 +21,7 @@ from think_as_locals.config.model_schema import (
     EvaluationConfig,
     PolicyConfig,
     SampleConfig,
+    TrainingConfig,
 )
 from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, take_own_gpus
@@ -32,9 +33,6 @@ from think_as_locals.types import ConfigError, DataWarning
 if TYPE_CHECKING:
     from think_as_locals.data.load import TrainingData
     from think_as_locals.data.splits import Splits
-
-TrainingConfig = RunConfig | PolicyConfig | ScpoConfig
-"""What trains: its processes share one model."""
 
 
 class Program(NamedTuple):

@@ -350,18 +350,14 @@ def _value_fault(key: str, value: Any, kind: Any) -> str:
         return f"got {shown(value)}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
     if key in _CHOICES and value not in _CHOICES[key]:
         return f"got {shown(value)}, expected {' or '.join(map(str, _CHOICES[key]))}"
-    named: list[str] = [name for part in get_args(kind) for name in _values(part)]
+    enums = (part for part in get_args(kind) if isinstance(part, type) and issubclass(part, Enum))
+    named = [str(each.value) for enum in enums for each in enum]
     if named and isinstance(value, str) and value not in named:
         return f"got {shown(value)}, expected one of {', '.join(named)}{nearest(value, named)}"
     least, most = _BOUNDS.get(key, (-math.inf, math.inf))
     if value is not None and key in _BOUNDS and not least <= value <= most:
         return f"got {shown(value)}, expected at least {least:g}{f' and at most {most:g}' if most < math.inf else ''}"
     return ""
-
-
-def _values(kind: Any) -> list[str]:
-    """Return the values of an enumeration; none for other types."""
-    return [str(each.value) for each in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
 
 
 def _numbers(value: Any) -> Iterator[float]:

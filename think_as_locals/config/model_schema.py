@@ -211,6 +211,9 @@ class PolicyConfig(schema.Recipe):
 GrpoConfig = schema.RunConfig | PolicyConfig
 """A training by GRPO: of a judge, or of a policy."""
 
+TrainingConfig = GrpoConfig | schema.ScpoConfig
+"""What trains: its processes share one model."""
+
 
 class BenchmarkSection(schema.EvaluationSizeSection):
     items: Literal["all", "test"]

@@ -354,7 +354,7 @@ _RECIPE_RULES: dict[Callable[[Any], Iterator[str]], Any] = {
     _component_faults: RunConfig,
     _reward_faults: RunConfig,
     _names_faults: RunConfig,
-    _ahead_faults: RunConfig | PolicyConfig,
+    _ahead_faults: GrpoConfig,
     _demonstration_faults: DemonstrationConfig,
     _edit_faults: EditConfig,
     _evaluation_faults: EvaluationConfig,

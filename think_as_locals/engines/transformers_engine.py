@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 from think_as_locals.engines.decoding import generate, positions
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.runtime.model_files import reading_model
-from think_as_locals.types import ModelError
+from think_as_locals.types import ModelError, first_of
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ def load_language_model(path: str, dtype: str, revision: str | None, device_map:
         model, info = AutoModelForCausalLM.from_pretrained(path, revision=revision, trust_remote_code=False, **options)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
-            f"{path} lacks weights of a language model, which would be random: {', '.join(missing[:5])}. Is it a "
+            f"{path} lacks weights of a language model, which would be random: {first_of(missing, 5)}. Is it a "
             "classifier (tal.ScalarRM, rms.NAME=classifier), or saved incompletely?"
         )
     return on_device(model)

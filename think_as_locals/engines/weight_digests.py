@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from think_as_locals.types import TrainingError
+from think_as_locals.types import TrainingError, first_of
 
 SAMPLED = 4096
 """Elements of each tensor that are compared; of a smaller one, all."""
@@ -217,7 +217,7 @@ class SentTensors:
         """
         different, unreadable = differing(self.expected, workers)
         if different or len(unreadable) == len(self.expected):
-            named = ", ".join((different or unreadable)[:3]) or "none was sent"
+            named = first_of(different or unreadable, 3) or "none was sent"
             kind, how = "adapter" if self.request["adapter"] else "weights", "differ from"
             if unreadable and not different:
                 how = "cannot be compared with"

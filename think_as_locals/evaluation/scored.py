@@ -32,7 +32,7 @@ OUTCOMES: tuple[JudgementOutcome, ...] = get_args(JudgementOutcome)
 
 _ITEM = tuple(field.name for field in fields(Item))
 _FIELDS = ("prompt", "culture", "language", "domain", "group", "source")
-_COLUMNS = (*(*_ITEM, "verdict", "order", "credit", "verdict_only_credit", "scores", "margin", "issues", "completion"),)
+_COLUMNS = (*_ITEM, "verdict", "order", "credit", "verdict_only_credit", "scores", "margin", "issues", "completion")
 
 _ROW_TYPE = np.dtype(
     [

@@ -210,7 +210,8 @@ class _OnTerminal:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.title:
             yield Text.assemble(escape_terminal(self.title), style="italic")
-        texts = {index: [escape_terminal(_text(row[index])) for row in self.table.rows] for index in self._columns()}
+        rows = self.table.rows
+        texts = {index: [escape_terminal(_text(row[index])) for row in rows] for index in self.table._written()}
         for widths in self._parts(texts, options.max_width):
             part = TerminalTable()
             for index, width in widths.items():
@@ -225,9 +226,6 @@ class _OnTerminal:
             yield part
         if self.caption:
             yield Text.assemble(escape_terminal(self.caption), style="dim italic")
-
-    def _columns(self) -> list[int]:
-        return list(self.table._written())
 
     def _parts(self, texts: Mapping[int, Sequence[Text]], room: int) -> list[dict[int, int]]:
         """Return the columns of each part and their widths, such that no figure or heading word is broken."""

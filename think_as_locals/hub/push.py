@@ -25,7 +25,7 @@ from think_as_locals.hub.files import HubFile, collect_files, is_pushed_path
 from think_as_locals.hub.leaks import scan_for_leaks
 from think_as_locals.hub.source_run import read_judge_run, read_steered_run
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import ConfigError, ThinkAsLocalsError
+from think_as_locals.types import ConfigError, ThinkAsLocalsError, first_of
 
 _WAITS_S = (1.0, 2.0, 4.0)
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
@@ -149,7 +149,7 @@ def _upload(
     if not missing and not stale:
         return Pushed(f"{api.endpoint}/{repo}/commit/{head}", private, (), ())
     if present and not update:
-        first = ", ".join(sorted(present)[:3]) + (", ..." if len(present) > 3 else "")
+        first = first_of(sorted(present), 3)
         raise HubError(f"{repo} holds {len(present)} files already ({first}): --update replaces what differs")
     additions = [CommitOperationAdd(file.path, file.content) for file in missing]
     commit = api.create_commit(  # exactly the scanned bytes; `upload_folder` may make several commits

@@ -59,7 +59,7 @@ def preflight(config: Config | model_schema.ServeConfig, recipe: str = "", overr
     # A reward model that lacks something fails alone, unless all do.
     one_by_one = bool(rms) and not all(reward_model_faults(section, f"rms.{name}") for name, section in rms.items())
     missing = missing_for(config, skip="rms." if one_by_one else None)
-    if isinstance(config, schema.RunConfig | model_schema.PolicyConfig | schema.ScpoConfig):
+    if isinstance(config, model_schema.TrainingConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
     alone = isinstance(config, model_schema.DemonstrationConfig | model_schema.SampleConfig | model_schema.EditConfig)
@@ -254,7 +254,7 @@ def examine(config: Config | None, launch: Launch) -> list[Finding]:
     if config is not None:
         known = {finding.found for finding in findings if finding.fault}
         findings += [Finding(config.recipe, fault, True) for fault in missing_for(config) if fault not in known]
-    if isinstance(config, schema.RunConfig | model_schema.PolicyConfig | schema.ScpoConfig):
+    if isinstance(config, model_schema.TrainingConfig):
         findings += _memory(config, launch) if not packages("train") else []
     elif config is not None:
         findings.append(Finding("memory", "estimated only for training"))
@@ -294,7 +294,7 @@ def _hardware(config: Config | None) -> Iterator[Finding]:
 def _ports(config: Config | None) -> Iterator[Finding]:
     taken = "taken" if _listens("127.0.0.1", _MAIN_PORT) else "free"
     yield Finding("ports", f"{_MAIN_PORT} (several processes): {taken}")
-    if isinstance(config, schema.RunConfig | model_schema.PolicyConfig) and config.rollout.backend == "vllm_server":
+    if isinstance(config, model_schema.GrpoConfig) and config.rollout.backend == "vllm_server":
         for url in map(urlsplit, config.rollout.urls):
             host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
             answers = _listens(host, port)
@@ -313,7 +313,7 @@ def _listens(host: str, port: int) -> bool:
 
 def _credentials(config: Config | None) -> Iterator[Finding]:
     """Report whether credentials are present, without showing any."""
-    tracked = isinstance(config, schema.RunConfig | model_schema.PolicyConfig) and "wandb" in config.grpo.report_to
+    tracked = isinstance(config, model_schema.GrpoConfig) and "wandb" in config.grpo.report_to
     offline = os.environ.get("WANDB_MODE", "online") != "online"
     try:
         wandb = bool(os.environ.get("WANDB_API_KEY")) or netrc().authenticators(_WANDB_HOST) is not None
@@ -333,7 +333,7 @@ def _credentials(config: Config | None) -> Iterator[Finding]:
         yield Finding("credentials", f"{name}: {'present' if present else 'absent'} ({use})", fault)
 
 
-def _memory(config: model_schema.GrpoConfig | schema.ScpoConfig, launch: Launch) -> Iterator[Finding]:
+def _memory(config: model_schema.TrainingConfig, launch: Launch) -> Iterator[Finding]:
     """Report the estimated memory of each process, or why there is no estimate."""
     try:
         counts = memory.count(config)

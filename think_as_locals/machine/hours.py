@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from think_as_locals.config.launch import Launch, read_launch
-from think_as_locals.config.model_schema import GrpoConfig
-from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.config.model_schema import GrpoConfig, TrainingConfig
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import PROMPT_TOKENS, Counts
 from think_as_locals.runtime.gpus import gpus
@@ -91,7 +91,7 @@ def steps_of(config: GrpoConfig, launch: Launch, items: int) -> int:
     return max(1, round(grpo.num_train_epochs * items * grpo.num_generations / rows))
 
 
-def estimates(config: GrpoConfig | ScpoConfig, items: int, judgements: int = 0) -> list[tuple[str, str]]:
+def estimates(config: TrainingConfig, items: int, judgements: int = 0) -> list[tuple[str, str]]:
     """Return for a plan the memory that a training takes, and on GPUs the hours of a judge's."""
     launch = read_launch(config.run.launch)
     try:

@@ -37,6 +37,7 @@ from think_as_locals.config.model_schema import (
     JudgeSection,
     PolicyConfig,
     RewardModelSection,
+    TrainingConfig,
 )
 from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.runtime.gpus import gpu_bytes, num_gpus
@@ -98,7 +99,7 @@ class Counts:
     layer: Layer | None = None
 
 
-def count(config: GrpoConfig | ScpoConfig) -> Counts:
+def count(config: TrainingConfig) -> Counts:
     """Return the sizes of a recipe's model, as transformers and PEFT build it, without allocating it.
 
     The tokenizer of a model made from scratch does not exist yet: its maximum number of tokens is assumed.
@@ -198,7 +199,7 @@ def _held_bytes(model: tuple[str, str | None, str | None]) -> int:
     return int(parameters) * _BYTES[dtype or str(architecture.dtype or "float32").removeprefix("torch.")]
 
 
-def estimate(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
+def estimate(config: TrainingConfig, launch: Launch, counts: Counts) -> dict[str, float]:
     """Return the bytes that each process of GRPO or SCPO needs on its GPU, by part.
 
     There is a reference model if `grpo.beta` is above 0 and all weights are trained; SCPO's global RM is always there,
@@ -221,7 +222,7 @@ def estimate(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) ->
     return {**parts, "activations": _activations(config, launch, counts)}
 
 
-def _states(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
+def _states(config: TrainingConfig, launch: Launch, counts: Counts) -> dict[str, float]:
     """Return the bytes of weights, gradients and optimizer before they are divided among processes."""
     size, lora = _BYTES[config.model.dtype], config.lora is not None
     # Without DeepSpeed all weights are trained in float32; under FSDP accelerate has the frozen ones in float32 too.
@@ -237,7 +238,7 @@ def _states(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> 
     return {"weights": weights, "gradients": gradients, "optimizer": 2 * trained}
 
 
-def _activations(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> float:
+def _activations(config: TrainingConfig, launch: Launch, counts: Counts) -> float:
     """Return the bytes that the backward pass of one micro-step needs, with completions or pairs of maximum length."""
     kept = partial(_kept, config, launch, counts)
     if not isinstance(config, ScpoConfig):
@@ -258,7 +259,7 @@ def _activations(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts
 
 
 def _kept(
-    config: GrpoConfig | ScpoConfig,
+    config: TrainingConfig,
     launch: Launch,
     counts: Counts,
     tokens: int,
@@ -306,7 +307,7 @@ def _layer_bytes(counts: Counts, size: int, *, lora: bool, autocast: bool, cast:
     return max(least, size * numbers + norms), gradients
 
 
-def engine(config: GrpoConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
+def engine(config: TrainingConfig, counts: Counts) -> dict[str, float]:
     """Return the bytes that a colocated vLLM needs on each GPU to start, by part; empty if there is none."""
     if isinstance(config, ScpoConfig) or config.rollout.backend != "vllm_colocate":
         return {}
@@ -328,7 +329,7 @@ def _engine_tokens(config: GrpoConfig, counts: Counts) -> int:
     return config.rollout.max_model_length or min(counts.positions, PROMPT_TOKENS + config.grpo.max_completion_length)
 
 
-def gpu_needed(config: GrpoConfig | ScpoConfig, parts: Mapping[str, float], engines: Mapping[str, float]) -> float:
+def gpu_needed(config: TrainingConfig, parts: Mapping[str, float], engines: Mapping[str, float]) -> float:
     """Return the bytes that a GPU must have; if vLLM's share is set, its parts fit inside and the others outside."""
     training, sampling = sum(parts.values()), sum(engines.values())
     share = config.rollout.gpu_memory_utilization if engines and not isinstance(config, ScpoConfig) else None
@@ -406,7 +407,7 @@ def _rounded(config: GrpoConfig, tokens: int) -> int:
     return min(-(-tokens // _STEP) * _STEP, count(config).positions)
 
 
-def memory_faults(config: GrpoConfig | ScpoConfig, recipe: str, overrides: Sequence[str]) -> list[str]:
+def memory_faults(config: TrainingConfig, recipe: str, overrides: Sequence[str]) -> list[str]:
     """Return a fault, with a command that fits, if a GPU of this machine is too small for a run as launched."""
     if (gpu := gpu_bytes()) is None:
         return []
@@ -423,14 +424,12 @@ def memory_faults(config: GrpoConfig | ScpoConfig, recipe: str, overrides: Seque
     return [f"{got}; this fits: {line}" if line else f"{got}; no file of launch/ fits, even with lora=rank16"]
 
 
-def needed_bytes(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> float:
+def needed_bytes(config: TrainingConfig, launch: Launch, counts: Counts) -> float:
     """Return the bytes of memory that each GPU must have."""
     return gpu_needed(config, estimate(config, launch, counts), engine(config, counts))
 
 
-def fitting_command(
-    config: GrpoConfig | ScpoConfig, recipe: str, overrides: Sequence[str], gpu: float, gpus: int
-) -> str | None:
+def fitting_command(config: TrainingConfig, recipe: str, overrides: Sequence[str], gpu: float, gpus: int) -> str | None:
     """Return a command that fits on nodes with `gpus` GPUs of `gpu` bytes, or `None`.
 
     It tries more sharding first, then a vLLM that is divided among GPUs, then an adapter.
@@ -443,7 +442,7 @@ def fitting_command(
         counts: Counts | None = None
         for parallel in [[], *divided]:
             tried = load_config(recipe, words := [*plain, *parallel, *adapter])
-            if not isinstance(tried, RunConfig | PolicyConfig | ScpoConfig):
+            if not isinstance(tried, TrainingConfig):
                 return None
             counts = counts or count(tried)  # takes a second for a large model
             for name in files:

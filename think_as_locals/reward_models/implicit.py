@@ -24,7 +24,7 @@ from think_as_locals.reward_models.scalar import (
     resolve_max_length,
 )
 from think_as_locals.runtime.model_files import reading_model
-from think_as_locals.types import ModelError
+from think_as_locals.types import ModelError, first_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +142,6 @@ def _require_same_tokens(path: str, mine: Any, reference: str, theirs: Any) -> N
     added = {mine.pad_token} - others.keys() | {theirs.pad_token} - ours.keys()
     if other := {token for token, _ in ours.items() ^ others.items()} - added:
         raise ModelError(
-            f"{path} and its reference {reference} have other tokens ({', '.join(map(repr, sorted(other)[:5]))}): "
+            f"{path} and its reference {reference} have other tokens ({first_of(map(repr, sorted(other)), 5)}): "
             "log-probabilities compare only where both read the same; give the model that the policy was trained from"
         )

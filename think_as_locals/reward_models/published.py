@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from think_as_locals.types import ModelError
+from think_as_locals.types import ModelError, first_of
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")  # no Python file is even downloaded
@@ -171,7 +171,7 @@ def load_published(path: str, revision: str | None, dtype: str, device_map: str 
         model, info = kind.from_pretrained(folder, config=config, use_safetensors=True, **options)
     if lost := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
         raise ModelError(
-            f"{path}: weights that {name} lacks or does not have: {', '.join(lost[:5])}{', ...' if lost[5:] else ''}; "
+            f"{path}: weights that {name} lacks or does not have: {first_of(lost, 5)}; "
             "is this the published model, at the commit that was meant?"
         )
     model.config._commit_hash = revision

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError
+from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError, first_of
 
 Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
 Keep = Callable[[Mapping[int, Answer]], None]  # takes answers by the index of their requests as soon as they are there
@@ -102,12 +102,9 @@ def query_fitting(rm: Queryable, requests: Sequence[Request], keep: Keep) -> Non
 def check_lengths(reasons: Mapping[str, str], of: int, too_long: TooLong) -> None:
     """Raise a TooLongError if items are too long (`reasons`, by id) and that is an error, or if all `of` items are."""
     if reasons and (too_long == "error" or len(reasons) == of):
-        listed = f"{', '.join(map(repr, list(reasons)[:5]))}{' ...' if len(reasons) > 5 else ''}"
+        got = f"{len(reasons)} of {of} items are too long: {first_of(map(repr, reasons), 5)}"
         remedy = "eval.too_long=exclude leaves them out, eval.too_long=wrong counts them as wrong"
-        raise TooLongError(
-            f"{len(reasons)} of {of} items are too long: {listed}. {next(iter(reasons.values()))}. {remedy}",
-            range(len(reasons)),
-        )
+        raise TooLongError(f"{got}. {next(iter(reasons.values()))}. {remedy}", range(len(reasons)))
 
 
 def too_long_reason(answers: Sequence[Answer]) -> str | None:

@@ -35,7 +35,7 @@ from think_as_locals.reward_models.reward_model import (
     query_all,
 )
 from think_as_locals.runtime.model_files import reading_model
-from think_as_locals.types import LABELS, Item, Judgement, ModelError, TooLongError
+from think_as_locals.types import LABELS, Item, Judgement, ModelError, TooLongError, first_of
 
 _logger = logging.getLogger(__name__)
 
@@ -346,9 +346,8 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
     body = f"{model.base_model_prefix}."
     if lost := [name for name in missing if new_head_seed is None or name.startswith(body)]:
         raise ModelError(
-            f"{path} lacks weights of a classifier, which would be random: {', '.join(lost[:5])}"
-            f"{', ...' if len(lost) > 5 else ''}. Give a reward model, or new_head_seed where only the head is missing "
-            "and a random one is wanted"
+            f"{path} lacks weights of a classifier, which would be random: {first_of(lost, 5)}. Give a reward model, "
+            "or new_head_seed where only the head is missing and a random one is wanted"
         )
     return _ready(model)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from think_as_locals.config.launch import Launch, read_launch
-from think_as_locals.config.model_schema import GrpoConfig
+from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, num_gpus
 from think_as_locals.types import ConfigError, ModelError, PreflightError
@@ -58,7 +58,7 @@ def current_launch() -> Launch:
     return Launch(kind, stage, processes, max(1, processes // int(environment.get("LOCAL_WORLD_SIZE", processes))))
 
 
-def launch_faults(config: GrpoConfig | ScpoConfig) -> list[str]:
+def launch_faults(config: TrainingConfig) -> list[str]:
     """Return the settings of this launch that would silently have no effect, a sentence each."""
     environment, dtype, faults = os.environ, config.model.dtype, []
     if "WORLD_SIZE" not in environment:
@@ -158,7 +158,7 @@ def join() -> None:
         raise PreflightError(f"DeepSpeed was launched, accelerate made it {state.distributed_type.value}")
 
 
-def set_rank_timeout(config: GrpoConfig | ScpoConfig) -> None:
+def set_rank_timeout(config: TrainingConfig) -> None:
     """Set how long a rank waits for the others in a collective; every rank calls this after `join`."""
     # transformers' `ddp_timeout` has no effect on a group that is open: NCCL's ten minutes are too short for vLLM.
     from torch.distributed import group
@@ -167,7 +167,7 @@ def set_rank_timeout(config: GrpoConfig | ScpoConfig) -> None:
         group.WORLD.set_timeout(timedelta(seconds=rank_timeout_s(config)))
 
 
-def rank_timeout_s(config: GrpoConfig | ScpoConfig) -> float:
+def rank_timeout_s(config: TrainingConfig) -> float:
     """Return the seconds that a rank waits for the others: until the main process has reported a failing server."""
     if isinstance(config, ScpoConfig):
         return config.scpo.ddp_timeout

@@ -27,8 +27,8 @@ from trl.models import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
-from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig
-from think_as_locals.config.schema import GlobalRMSection, RunConfig, ScpoConfig, SftSection, TrlSection
+from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig, TrainingConfig
+from think_as_locals.config.schema import GlobalRMSection, RunConfig, SftSection, TrlSection
 from think_as_locals.data.load import TrainingData
 from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
@@ -372,7 +372,7 @@ class PromptDataset(LazyDataset):
         }
 
 
-def trl_arguments(config: GrpoConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
+def trl_arguments(config: TrainingConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
     """Return keyword arguments for GRPOConfig, SFTConfig or RewardConfig."""
     # For nearly every weight an update of 1e-6 is less than half of the last digit of bfloat16, and would be rounded
     # away. So trained weights are float32, and autocast computes in `model.dtype`. DeepSpeed and FSDP have float32
@@ -404,7 +404,7 @@ def trl_arguments(config: GrpoConfig | ScpoConfig, section: TrlSection, output_d
     }
 
 
-def trains_adapter(config: GrpoConfig | ScpoConfig, section: TrlSection) -> bool:
+def trains_adapter(config: TrainingConfig, section: TrlSection) -> bool:
     """Return whether a stage trains a LoRA adapter: the cold start of a model from scratch trains all weights."""
     return config.lora is not None and not (isinstance(section, SftSection) and config.model.scratch is not None)
 
@@ -414,7 +414,7 @@ def adapter_config(config: GrpoConfig, section: TrlSection) -> LoraConfig | None
     return LoraConfig(**config.lora.model_dump()) if config.lora and trains_adapter(config, section) else None
 
 
-def check_arguments(config: GrpoConfig | ScpoConfig, processes: int | None = None) -> None:
+def check_arguments(config: TrainingConfig, processes: int | None = None) -> None:
     """Check all settings with TRL's configurations, for this many processes (`None`: those that have joined)."""
     kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
     faults = []

@@ -36,7 +36,7 @@ from think_as_locals.training.adapters import (
     merged_parameters,
     save_adapter,
 )
-from think_as_locals.types import TrainingError
+from think_as_locals.types import TrainingError, first_of
 
 _logger = logging.getLogger(__name__)
 
@@ -210,8 +210,8 @@ class CheckedGeneration(VLLMGeneration, ABC):
     def _warn_unreadable(self, tensors: list[str]) -> None:
         """Warn of tensors that could not be read back from the engine."""
         if tensors:
-            named = f"{len(tensors)} tensors ({', '.join(tensors[:3])}"
-            self._warn_once(f"{named}, ...) cannot be read back from vLLM: log-probabilities alone check their syncs")
+            named = f"{len(tensors)} tensors ({first_of(tensors, 3)})"
+            self._warn_once(f"{named} cannot be read back from vLLM: log-probabilities alone check their syncs")
 
     @abstractmethod
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
