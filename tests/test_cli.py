@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -26,10 +27,11 @@ from peft import LoraConfig, get_peft_model
 from reward_models.tiny import ITEMS, write_classifier, write_language_model
 from transformers import AutoModelForCausalLM
 
-from think_as_locals import Judge, ScalarRM, shuffle_responses
+from think_as_locals import Item, Judge, ScalarRM, shuffle_responses
 from think_as_locals.cli import main
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.sources import jsonl
+from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.output import progress_console, set_output
 
 ONE_ITEM = ["--prompt", "How do people greet?", "--response", "With a bow.", "--response", "With two kisses."]
@@ -213,6 +215,32 @@ def test_judge_accepts_training_pairs_from_csv(tal: Tal, judge: str, tmp_path: P
     (tmp_path / "pairs.csv").write_text(pairs)
     lines = tal("judge", judge, str(tmp_path / "pairs.csv"), "--culture", "JP").out.splitlines()
     assert [line for line in lines if line in ("Thailand", "Japan")] == ["Thailand", "Japan"]
+
+
+def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(
+    tal: Tal, judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, predict = list[tuple[str | None, str]](), Judge.predict
+
+    def noted(self: Judge, items: Sequence[Item]) -> list[ScoredItem]:
+        asked.extend((item.culture, item.language) for item in items)
+        return predict(self, items)
+
+    monkeypatch.setattr(Judge, "predict", noted)
+    rows = [
+        {"prompt": "Greeting?", "responses": ["A bow.", "A wai."], "culture": None, "language": None},
+        {"prompt": "Farewell?", "responses": ["A bow.", "A wai."], "culture": "JP", "language": "ja"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = "prompt,chosen,rejected,culture,language\nGreeting?,A wai.,A bow.,,\nFarewell?,A wai.,A kiss.,JP,ja\n"
+    (tmp_path / "pairs.csv").write_text(pairs)
+    for name in ("rows.jsonl", "pairs.csv"):
+        asked.clear()
+        tal("judge", judge, str(tmp_path / name), "--culture", "TH", "--language", "th")
+        assert asked == [("TH", "th"), ("JP", "ja")], name
+    done = tal("judge", judge, *ONE_ITEM, "--language", "thaih")
+    refused = "tal: --language: got 'thaih', expected an English name or a BCP-47 tag\n"
+    assert (done.status, done.err) == (2, refused)
 
 
 def test_judge_reads_rows_from_a_named_pipe(tal: Tal, judge: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     candidate = "a candidate response; give it 2 to 8 times"
     judge.add_argument("--response", action="append", default=[], metavar="TEXT", help=candidate)
     judge.add_argument("--culture", help="ISO 3166 code, e.g. TH; for a file, the culture of rows that have none")
-    judge.add_argument("--language", default="und", help="BCP-47 tag of the prompt")
+    judge.add_argument("--language", help="BCP-47 tag of the prompt; for a file, the language of rows that have none")
     judge.add_argument("--json", action="store_true", help="print one JSON object per line")
     judge.add_argument(
         "--backend", choices=["transformers", "vllm"], default="transformers", help="engine; default: transformers"
@@ -93,23 +93,28 @@ def _items(arguments: Namespace) -> list[Item]:
     from think_as_locals.config.checks import load_data_config
     from think_as_locals.config.compose import quoted
     from think_as_locals.data import read
-    from think_as_locals.data.languages import culture_fault
+    from think_as_locals.data.languages import culture_fault, language_tag
     from think_as_locals.data.rows import Row, mark_repeats, read_rows, valid_items
     from think_as_locals.data.sources import jsonl
 
     path, culture = arguments.items, arguments.culture
     if culture is not None and (fault := culture_fault(culture)):
         raise ConfigError(f"--culture: got {culture!r}, {fault}")
-    defaults = {"language": arguments.language, **({"culture": culture} if culture else {})}
-    if one:
-        fields = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
-        rows: Iterable[Row] = [Row("your item", 1, fields | defaults, "")]
-    elif (source := _source_of(path)) is not None:
-        config = load_data_config([f"data={source}", f"data.path={quoted(path)}"])
-        return [replace(item, culture=item.culture or culture) for item in read(config.data, config.seed)]
+    language = None if arguments.language is None else language_tag(arguments.language)
+    if language is None and arguments.language is not None:
+        raise ConfigError(f"--language: got {arguments.language!r}, expected an English name or a BCP-47 tag")
+    items: Iterable[Item]
+    if not one and (source := _source_of(path)) is not None:
+        overrides = [f"data.language={language}"] if language else []
+        config = load_data_config([f"data={source}", f"data.path={quoted(path)}", *overrides])
+        items = read(config.data, config.seed)
     else:
-        rows = (row._replace(defaults=defaults) for row in read_rows(path))
-    return list(valid_items(mark_repeats(map(jsonl.query_outcome, rows))))
+        given = {name: value for name, value in (("culture", culture), ("language", language)) if value}
+        fields = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
+        asked: Iterable[Row] = [Row("your item", 1, fields, "")] if one else read_rows(path)
+        rows = (row._replace(defaults=given) for row in asked)
+        items = valid_items(mark_repeats(map(jsonl.query_outcome, rows)))
+    return [replace(item, culture=item.culture or culture) for item in items]
 
 
 def _source_of(path: str) -> str | None:
