@@ -169,6 +169,8 @@ def test_invalid_score_rows_are_rejected(
         ({"prompt": 3}, "items[0].prompt", "a valid string"),
         ({"culture": False}, "items[0].culture", "a valid string"),
         ({"culture": "x" * 101}, "items[0].culture", "at most 100 characters"),
+        ({"culture": "th"}, "items[0].culture", "an ISO 3166 code for a country, or another culture's name; did you m"),
+        ({"culture": "Thialand"}, "items[0].culture", "; did you mean 'TH' (Thailand)?"),
         ({"bset": 1}, "items[0].bset", "Extra inputs are not permitted"),
     ],
 )

@@ -146,6 +146,7 @@ def test_served_judge_can_be_used_as_teacher(longest: Longest, tal: Tal, tmp_pat
         ({"content": "{"}, "messages[0].content"),
         ({"content": {**ITEM, "responses": ["one"]}}, "messages[0].content.responses"),
         ({"content": {"prompt": "?", "responses": ["a", "b"]}}, "messages[0].content.culture"),
+        ({"content": {**ITEM, "culture": "UK"}}, "messages[0].content.culture"),
         ({"content": {**ITEM, "bset": 1}}, "messages[0].content.bset"),
         ({"content": {**ITEM, "responses": ["a", "a"]}}, "body"),
     ],

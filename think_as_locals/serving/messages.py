@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.exceptions import HTTPException
 
 from think_as_locals.config.model_schema import LimitsSection
-from think_as_locals.data.languages import culture_code
+from think_as_locals.data.languages import culture_code, culture_fault
 from think_as_locals.data.sources.jsonl import PLACEHOLDERS
 from think_as_locals.types import LABELS, Criterion, DataError, Item, shown
 
@@ -145,6 +145,13 @@ class JudgeItem(Message):
     group: Any = None
     source: Any = None
     origins: Any = None
+
+    @field_validator("culture")
+    @classmethod
+    def _check_culture(cls, culture: str | None) -> str | None:
+        if culture and (fault := culture_fault(culture)):
+            raise ValueError(fault.removeprefix("expected "))
+        return culture
 
     def item(self, default_id: str) -> Item:
         """Return the `Item`; a `DataError` if two responses are equal or one is blank."""
