@@ -322,6 +322,14 @@ def test_wrong_language_report_names_both_languages(item: Item) -> None:
     assert [defect for defect, _ in faults(item, prompt=GERMAN)] == ["wrong_language"]
 
 
+def test_responses_of_blend_count_as_english_whatever_the_prompt(item: Item) -> None:
+    blend = {"prompt": "Wie begrüßt man ältere Menschen?", "language": "de", "source": "blend", "origins": ()}
+    english = ("They bow deeply and say a few friendly words to each other.", *item.responses[1:])
+    assert faults(item, **blend, responses=english) == []
+    found = faults(item, **blend, responses=(GERMAN, *item.responses[1:]))
+    assert found == [("wrong_language", "the response 0 is in 'de', it counts as 'en'")]
+
+
 def test_text_shared_by_items_of_a_row_is_reported_once(item: Item) -> None:
     items = [dataclasses.replace(item, id=str(i), responses=(str(i), GERMAN), best=0, origins=()) for i in range(3)]
     (outcome,) = examine([Outcome(ROW, tuple(items))])

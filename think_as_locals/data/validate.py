@@ -22,7 +22,7 @@ from think_as_locals.config.schema import DataSection
 from think_as_locals.data.edits import edit_outcomes
 from think_as_locals.data.languages import other_language
 from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
-from think_as_locals.data.sources import SOURCES, check_settings, jsonl, row_outcomes
+from think_as_locals.data.sources import SOURCES, check_settings, jsonl, response_language, row_outcomes
 from think_as_locals.data.splits import choose
 from think_as_locals.runtime.files import new_file
 from think_as_locals.runtime.processes import in_processes, loading
@@ -204,9 +204,10 @@ def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
             seen.add(text)
             if not _VISIBLE.search(text):
                 yield Fault(Defect.INVISIBLE_TEXT, f"the {name} is {shown(text)}")
-            if _IDENTIFIES_LANGUAGES and (other := other_language(text, item.language)) is not None:
+            expected = item.language if name == "prompt" else response_language(item)
+            if _IDENTIFIES_LANGUAGES and (other := other_language(text, expected)) is not None:
                 language = "another script" if other == "und" else repr(other)
-                yield Fault(Defect.WRONG_LANGUAGE, f"the {name} is in {language}, it counts as {item.language!r}")
+                yield Fault(Defect.WRONG_LANGUAGE, f"the {name} is in {language}, it counts as {expected!r}")
 
 
 def _responses(item: Item) -> Iterator[tuple[str, str]]:
