@@ -99,7 +99,7 @@ class DataError(ThinkAsLocalsError, ValueError):
 
 
 class TooLongError(DataError):
-    """Some prompts are longer than the model takes; `indices` are theirs in the list that it was given."""
+    """Some prompts are longer than the model takes; `indices` are their positions in the list of all prompts."""
 
     def __init__(self, message: str, indices: Sequence[int]) -> None:
         super().__init__(message)

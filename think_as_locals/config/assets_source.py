@@ -26,7 +26,7 @@ _HYDRA_SETTINGS = [
 ]
 """Groups of Hydra's own options that we remove; Hydra loads them first, so they must exist, as empty options."""
 
-setup_globals()  # what `${now:...}` is
+setup_globals()  # registers the resolver of `${now:...}`
 
 
 def compose(assets: Path, text: str, overrides: Sequence[str]) -> DictConfig:

@@ -70,10 +70,10 @@ Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | Sampl
 class _Kind(NamedTuple):
     """A kind of recipe."""
 
-    section: str  # which only this kind has ...
+    section: str  # a recipe with this section is of this kind ...
     schema: type[Config]
     action: str
-    absent_section: str = ""  # ... or one more, together with this section
+    absent_section: str = ""  # ... unless it also has this one
 
 
 _KINDS = (

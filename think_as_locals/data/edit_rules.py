@@ -1,6 +1,6 @@
 """The instructions for a model that edits an item for a probe, and the rules that an edit must follow.
 
-    CC  only the best response changes, to another concept; nearly all of its words stay, and whoever it names
+    CC  only the best response changes, to another concept; most of its words stay, and the countries it names
     RC  names of the culture are cut from prompt and responses; texts that do not name it stay as they are
     CL  the responses are in another language; the prompt stays
     RP  prompt and responses are in other words of their language

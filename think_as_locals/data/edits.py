@@ -201,7 +201,7 @@ class EditRow(RowModel):
     probe: Annotated[str, field(_check_probe, "")]
     prompt: Prompt | None = None
     responses: Responses | None = None
-    language: Language | None = None  # of the responses after CL; that of the item is the prompt's
+    language: Language | None = None  # of the responses after CL; the item's is that of the prompt
     provenance: Any = None  # who made the edit; not used
 
 

@@ -1,6 +1,6 @@
 """Output to the user: results on stdout, progress and logs on stderr, and how much of each (`tal -q`, `tal -v`).
 
-Imports nothing at module level, so that libraries can be configured before they are imported.
+Imports only the standard library at module level, so that other libraries can be configured before their import.
 """
 
 from __future__ import annotations
