@@ -205,6 +205,7 @@ COLUMNS, UNNAMED = "prompt,chosen\n?,!\n", "its first rows have no named columns
     [
         ("rows.jsonl", COLUMNS, f"{UNNAMED}$"),
         ("rows", COLUMNS, f"{UNNAMED}; a file named without .csv .*: rename it$"),
+        ("rows.csv", "prompt,chosen\n?,Yes, a lot!\n", "rows.csv:2: 3 cells in 2 columns: a text holds an"),
         ("rows.jsonl", '{"a": 1}', r"no known data set has .*\n.*\n.* --source NAME \(jsonl, carb, .*care"),
         ("pipe", None, "read only once: say --source"),
     ],

@@ -13,7 +13,7 @@ from think_as_locals.config.schema import DataSection
 from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
 from think_as_locals.data.fields import RowModel
 from think_as_locals.data.languages import culture_fault, language_tag
-from think_as_locals.data.rows import Outcome, Row, local_path, name_ignored_columns, path_of, read_rows
+from think_as_locals.data.rows import Defect, Outcome, Row, local_path, name_ignored_columns, path_of, read_rows
 from think_as_locals.data.sources import (
     blend,
     carb,
@@ -170,9 +170,11 @@ def recognise(path: str) -> str:
         if source.files and all(any(folder.glob(pattern)) for pattern in source.files):
             return name
     with warnings.catch_warnings(action="ignore", category=DataWarning):  # given again when the rows are loaded
-        rows = map(pairs.last_turns, islice(read_rows(path), _SAMPLE))
-        given = [row.value.keys() for row in rows if isinstance(row.value, Mapping)]
+        rows = list(map(pairs.last_turns, islice(read_rows(path), _SAMPLE)))
+    given = [row.value.keys() for row in rows if isinstance(row.value, Mapping)]
     if not given:
+        if (fault := rows[0].fault) and fault.defect is Defect.NOT_AN_OBJECT:  # of a CSV, which has named columns
+            raise DataError(f"{rows[0].place}: {fault.detail}")
         unnamed = (
             "; a file named without .csv or the like is read as lines of JSON: rename it" if not folder.suffix else ""
         )
