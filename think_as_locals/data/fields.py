@@ -160,7 +160,7 @@ class RowModel(BaseModel):
         """Read the fields of a row; every field is empty if the row could not be parsed or is not an object."""
         values = row.value if isinstance(row.value, Mapping) else {}
         names = {
-            name: next((choice for choice in choices if values.get(choice) is not None), choices[-1])
+            name: max(choices, key=lambda choice: (values.get(choice) is not None, choice in values))
             for name, choices in cls._choices().items()
         }
         required = cls._required()

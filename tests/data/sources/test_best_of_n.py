@@ -229,6 +229,15 @@ def test_invalid_row_reports_every_fault(source: str, changes: dict[str, Any], e
     assert (outcome.items, outcome.imported) == ((), False)
 
 
+@pytest.mark.parametrize(("changes", "named"), [({"winner": None}, "winner"), ({}, "preference")])
+def test_missing_field_is_called_by_the_column_of_the_file_or_the_documented_one(
+    changes: dict[str, Any], named: str
+) -> None:
+    row = {name: AB[name] for name in ("prompt", "response_a", "response_b")} | changes
+    (fault,) = pairs.preference_outcome(a_row(row)).faults
+    assert fault.detail == f"missing {named}"
+
+
 def test_tie_is_skipped_without_an_error() -> None:
     (fault,) = read("helpsteer3", overall_preference=0).faults
     assert fault.defect.severity == "skipped"
