@@ -147,6 +147,15 @@ def test_failed_build_writes_nothing(
     assert planted.read_bytes() == before
 
 
+def test_build_without_any_item_writes_nothing_and_names_the_faults(tmp_path: Path, tal: Tal) -> None:
+    path = write(tmp_path / "rows.jsonl", [pair(number, chosen=" ") for number in range(5)])
+    done = tal("data", "build", "data=pairs", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}")
+    faults = [f"{path}:{number}: error: empty_response: chosen must be a non-blank" for number in (1, 2, 3)]
+    assert (done.status, done.out) == (2, "")
+    assert [line.partition(" string")[0] for line in done.err.splitlines()[1:]] == faults
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
 def test_unread_files_of_a_folder_are_reported_in_one_warning(planted: Path) -> None:
     (planted.parent / "LICENSE").write_text("MIT")
     done = subprocess.run([*VALIDATE, str(planted.parent)], capture_output=True, text=True, check=False)

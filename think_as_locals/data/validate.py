@@ -103,6 +103,8 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))
             items += outcome.items
+        if not items:
+            raise DataError(f"{data.path}: no row can be imported:\n" + "\n".join(tally.faults[:_MAX_PLACES]))
         chosen = choose(items, data, SOURCES[data.source].applies, seed)
         file.writelines(map(jsonl.line, chosen))
         tally.written = len(chosen)
