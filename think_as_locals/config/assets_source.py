@@ -42,7 +42,7 @@ def compose(assets: Path, text: str, overrides: Sequence[str]) -> DictConfig:
 
 
 class _AssetsSource(ConfigSource):
-    """The recipe, the options in conf/, and recipes that come with them as recipes/NAME, whose keys are at the top."""
+    """The recipe, the options in conf/, and ours in recipes/ as options `recipes/NAME` that set top-level keys."""
 
     def __init__(self, assets: Path, recipe: str) -> None:
         super().__init__("main", f"{self.scheme()}://{assets}")

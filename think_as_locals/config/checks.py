@@ -154,7 +154,7 @@ def validate_as(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the sections that a key may hold, itself or by name."""
+    """Return the classes of sections in a key's type, also in unions and as values of mappings."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models(part)]

@@ -111,7 +111,7 @@ def _own_items(chosen: Sequence[Card], culture: str, data: DataSection, seed: in
 def _rivals_by_rank(
     card: Card, culture: str, language: str, size: int, seed: int
 ) -> list[list[tuple[Card, tuple[str, ...]]]]:
-    """Return shuffled sets of other cultures by rank: how many wrong answers are shorter than the right one."""
+    """Return sets of other cultures, shuffled, by how many of their answers are shorter than the right one."""
     lengths = {c: len(fact[language]) for c, fact in card.facts.items()}
     rivals = [c for c in card.others(culture) if lengths[c] != lengths[culture]]
     ranks: list[list[tuple[Card, tuple[str, ...]]]] = [[] for _ in range(size)]

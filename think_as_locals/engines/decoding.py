@@ -175,7 +175,7 @@ class GrowingLayer(DynamicLayer):
         self._rooms: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write new states into the room, and return views of all."""
+        """Append new states, and return views of all."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, written = self.get_seq_length(), list[Tensor]()
@@ -193,7 +193,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Select rows; no more than there are take the places of others, and those that keep theirs are not copied."""
+        """Select rows, in place if there are no more than now: only those that move are copied."""
         count = len(indices)
         if self.get_seq_length() == 0 or count > len(self.keys):
             super().batch_select_indices(indices)

@@ -282,7 +282,7 @@ class VLLMServers:
             time.sleep(_PAUSE)
 
     def on_ready(self, work: Callable[[VLLMServer], T]) -> list[T]:
-        """Return the results of the ready servers, without those that fail; if all do, work is done anew by any.
+        """Return the results of the ready servers that succeed; if none does, try again with all that answer by then.
 
         This is the end of a weight sync: if a server in the results fails later, that is logged again.
         """

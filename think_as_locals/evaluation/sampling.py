@@ -61,7 +61,7 @@ def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, di
 
 
 def advance(bar: Progress, title: str) -> Advance:
-    """Add a task to a progress bar, and return what advances it."""
+    """Add a task to a progress bar, and return the function that advances it."""
     task = bar.add_task(title, total=None)
     return lambda more, total: bar.update(task, advance=more, total=total)
 

@@ -92,7 +92,7 @@ def steps_of(config: GrpoConfig, launch: Launch, items: int) -> int:
 
 
 def estimates(config: TrainingConfig, items: int, judgements: int = 0) -> list[tuple[str, str]]:
-    """Return for a plan the memory that a training takes, and on GPUs the hours of a judge's."""
+    """Return a plan's lines about the memory of a training and, for a judge on GPUs, its hours."""
     launch = read_launch(config.run.launch)
     try:
         counts = memory.count(config)

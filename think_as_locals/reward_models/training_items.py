@@ -50,7 +50,7 @@ def read_training_items(path: str, revision: str | None = None) -> frozenset[str
 
 
 def count_trained_on(items: Iterable[Item], hashes: frozenset[str] | None) -> dict[str, int] | None:
-    """Return how many of `n` items a model was trained on, as `items`; `None` if that is unknown."""
+    """Return `n`, the number of items, and `items`, how many of them a model was trained on; `None` if unknown."""
     if hashes is None:
         return None
     found = [item_hash(item) in hashes for item in items]

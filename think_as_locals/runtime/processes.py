@@ -140,7 +140,7 @@ _KEPT = 2**30
 
 
 def release_freed_memory() -> None:
-    """Give back to the system what this process has freed, on Linux: the gaps between what it still uses."""
+    """Return freed memory to the system, on Linux: also what lies between blocks that are still in use."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -69,7 +69,7 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
 
 
 class DemonstrationDataset(LazyDataset):
-    """The prompt that GRPO uses, and after it the completion and its end, which alone are trained on.
+    """Rows of GRPO's prompt, the completion and an end token; only the last two have labels.
 
     Completions are tokenised when they are accessed: those of all steps would delay the first one.
     """

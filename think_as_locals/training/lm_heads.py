@@ -16,9 +16,9 @@ _TILE = TOKEN_CHUNK_SIZE * utils._CHUNKED_LOGPROB_CHUNK_SIZE  # logits that TRL 
 
 
 def lean_heads(model: PreTrainedModel) -> AbstractContextManager[Any]:
-    """Have the LM heads of TRL's trainers keep logits that fit one tile, and make none wider: the same numbers.
+    """Have the LM heads of TRL's trainers keep few logits, in tiles no wider than the vocabulary: the same numbers.
 
-    Their tiles have 32,768 columns. Of a small judge's 600 that takes half a gigabyte, which is zeroed in every pass.
+    TRL's have 32,768 columns: for a small judge's 600 tokens half a gigabyte, which is zeroed in every pass.
     """
     width = min(utils._CHUNKED_LOGPROB_CHUNK_SIZE, model.config.get_text_config().vocab_size)
     return patch.multiple(utils, _CHUNKED_LOGPROB_CHUNK_SIZE=width, _ChunkedLogProbFunction=_KeptLogits)

@@ -75,7 +75,7 @@ class EvalCallback(TrainerCallback):
         self._every_steps = every_steps
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Evaluate at the start of training, or what a stopped run had no time for, and log that by itself."""
+        """Evaluate before the first step, or at the step where a stopped run had no time to, and log that by itself."""
         is_done = self._file_of(state.global_step).is_file()
         if self._due(state) and not is_done and (metrics := self._evaluate(state.global_step)):
             # TRL's own `log` would also log what a resumed run averages with the steps to come.

@@ -327,7 +327,7 @@ def _stem(word: str) -> str:
 
 @cache
 def _table() -> tuple[dict[_Phrase, set[str]], ...]:
-    """Return the marks of synonyms and special things by a part of an answer, and of general ones by all of it."""
+    """Return marks by phrase: of synonyms and special things, in any part of an answer; of kinds, as a whole answer."""
     table = read_json(Path(__file__).with_name("synonyms.json"))
     same, special, general = (defaultdict[_Phrase, set[str]](set) for _ in range(3))
     for number, synonyms in enumerate(table["same"]):
