@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # As launch/slurm.sh, with a vLLM server on the first node and training on the others. The first argument is for the server: the
-# run's model, its dtype and any option of vLLM's server. All nodes must see the project's folder, through which weights are sent.
+# run's model, its dtype and any option of vLLM's server. All nodes must see the project's folder, through which adapters are sent.
 #   VLLM_API_KEY=$(openssl rand -hex 32) sbatch --nodes 3 launch/slurm_vllm.sh "MODEL --dtype bfloat16 --tensor-parallel-size 4" recipes/tal_grpo.yaml model=qwen2_5_14b
 #SBATCH --job-name=tal
 #SBATCH --nodes=2
