@@ -88,7 +88,7 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
     if isinstance(config, TrainingConfig):
         from think_as_locals.training.grpo import check_arguments
 
-        check_arguments(config, read_launch(config.run.launch).processes)
+        check_arguments(config, len(data.train), read_launch(config.run.launch).processes)
     rows = _function(PROGRAMS[type(config)].plan)(config, data)
     lacking = [("lacking here", fault) for fault in missing_for(config)]
     return [*rows, ("runs folder", config.run.dir), *lacking]
@@ -110,10 +110,10 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
         apply_launch(settings.get("run", {}).get("launch"))
     peers = Peers()
     if trains and "WORLD_SIZE" in os.environ:
-        config, run = _share(config, lock)
+        config, run = _share(config, data, lock)
     else:
         peers = Peers.join()
-        sent: Any = config and (config, _open(config, lock))
+        sent: Any = config and (config, _open(config, data, lock))
         config, run = peers.exchange(sent)[0]
     if data is None:
         with warnings.catch_warnings(action="ignore", category=DataWarning):  # the main process has shown them
@@ -207,14 +207,14 @@ def _fitted(config: Config, data: Any, recipe: str, overrides: Sequence[str]) ->
     return config
 
 
-def _open(config: Config, lock: ExitStack) -> RunFolder:
+def _open(config: Config, data: Any, lock: ExitStack) -> RunFolder:
     """Open and lock the folder of a run, after the last check."""
     from think_as_locals.judging.rewards import keep_sources
 
     if isinstance(config, TrainingConfig):
         from think_as_locals.training.grpo import check_arguments
 
-        check_arguments(config)
+        check_arguments(config, len(data.train))
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
     if isinstance(config, RunConfig):
@@ -222,7 +222,7 @@ def _open(config: Config, lock: ExitStack) -> RunFolder:
     return run
 
 
-def _share(config: Config | None, lock: ExitStack) -> tuple[Config, RunFolder]:
+def _share(config: Config | None, data: Any, lock: ExitStack) -> tuple[Config, RunFolder]:
     """Join the processes of a training, and send the main process's configuration and folder to all of them."""
     from accelerate.utils import broadcast_object_list
 
@@ -232,7 +232,7 @@ def _share(config: Config | None, lock: ExitStack) -> tuple[Config, RunFolder]:
     box: list[Any] = [None]
     try:
         if config is not None:
-            box = [(config, _open(config, lock))]
+            box = [(config, _open(config, data, lock))]
     finally:
         broadcast_object_list(box)
     if box[0] is None:  # the main process says why

@@ -35,6 +35,7 @@ from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 from think_as_locals.training.grpo import (
     JudgeTrainer,
+    check_arguments,
     count_prompt_tokens,
     gather_shares,
     policy_engine,
@@ -190,6 +191,7 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
             highlight=False,
             markup=False,
         )
+        check_arguments(config, sum(item not in found for item in data.train))
     return set(found)
 
 

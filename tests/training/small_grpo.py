@@ -22,7 +22,7 @@ from think_as_locals.data import load
 from think_as_locals.judging import COMPONENTS, Component, Evidence, render, write
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.types import Criterion, Item, Judgement, Rubric, ThinkAsLocalsError
 
@@ -65,7 +65,7 @@ def chance(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     return random.Random(judgement.completion).random()
 
 
-def figures(trainer: JudgeTrainer) -> list[dict[str, object]]:
+def figures(trainer: CheckpointedTrainer) -> list[dict[str, object]]:
     """What was logged, but for durations."""
     timed = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss"}
     logs = json.loads(json.dumps(trainer.state.log_history))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.small_grpo import TINY
+from training.small_grpo import TINY, figures
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import cards as culture_cards
@@ -202,3 +202,14 @@ def test_cold_start_uses_lora_only_for_pretrained_models(tmp_path: Path) -> None
     assert all("lora_" in name for name in trained)
     scratch = _trainer(tmp_path / "scratch", made, "lora=rank16")
     assert all(parameter.requires_grad for parameter in scratch.model.parameters())
+
+
+def test_resumed_cold_start_logs_what_an_uninterrupted_one_logs(tmp_path: Path) -> None:
+    """Its checkpoint lies between two log lines, whose means and number of tokens are of steps before it too."""
+    made = list(demonstrate(ITEMS, 12, UNBIASED, seed=0))
+    sizes = ["sft.max_steps=5", "sft.logging_steps=2", "sft.save_steps=3", "sft.per_device_train_batch_size=2"]
+    whole, resumed = (_trainer(tmp_path, made, *sizes) for _ in range(2))
+    whole.train_from(None)
+    resumed.train_from(resumed.checkpoints.latest())
+    assert [log["step"] for log in figures(resumed)] == [2, 4]
+    assert figures(resumed) == figures(whole)

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_models.tiny import a_tokenizer, an_item, write_model
 from torch.utils.data import BatchSampler
-from training.small_grpo import chance, tiny_trainer
+from training.small_grpo import chance, settings, tiny_trainer
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3ForCausalLM
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.launch import Launch
 from think_as_locals.judging import COMPONENTS
+from think_as_locals.machine.hours import steps_of
 from think_as_locals.run import start
 from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.training.checkpoints import save_model
@@ -29,6 +31,8 @@ TEMPLATE_WITHOUT_SYSTEM_ROLE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
 )
+
+EPOCHS = ["grpo.max_steps=-1"]
 
 
 def test_prompt_works_without_system_role_or_generation_config(tmp_path: Path) -> None:
@@ -71,15 +75,33 @@ class Items(list[Item]):
         ("quickstart", "sft.activation_offloading=true", "sft.*: activation_offloading: needs a GPU"),
         ("quickstart", "grpo.cache_implementation=nope", "grpo.*: Invalid `cache_implementation`"),
         ("quickstart", "grpo.generation_kwargs={nope: 1}", "grpo.*: generation_kwargs: transformers has no nope"),
+        # What TRL takes, to train on nothing.
+        ("quickstart", "grpo.per_device_train_batch_size=512", "grpo.*: .* for 64 prompts at a time .* 28 training"),
     ],
 )
 def test_invalid_trl_settings_are_rejected_before_run_folder_exists(
     tmp_path: Path, recipe: str, override: str, message: str
 ) -> None:
-    data = ["data.groups=[gift_taboo]", "data.sets_per_group=4"]
+    data = ["data.groups=[gift_taboo]", "data.sets_per_group=8"]
     with pytest.raises(ConfigError, match=f"TRL does not take this configuration:\n  - {message}"):
         start(f"recipes/{recipe}.yaml", [*data, f"run.dir={tmp_path}", override])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["grpo.per_device_train_batch_size=20"],  # 3 times 5 of 16 prompts
+        ["grpo.per_device_train_batch_size=20", "grpo.num_train_epochs=2.5"],
+        ["grpo.num_iterations=3", "grpo.gradient_accumulation_steps=2"],
+        ["grpo.steps_per_generation=3", "grpo.gradient_accumulation_steps=2"],
+        ["grpo.generation_batch_size=24", "grpo.num_train_epochs=2"],
+    ],
+)
+def test_planned_steps_are_those_of_trl(tmp_path: Path, overrides: list[str]) -> None:
+    trainer, (config, items) = tiny_trainer(tmp_path, *EPOCHS, *overrides), settings(*EPOCHS, *overrides)
+    *_, steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+    assert steps_of(config, Launch("NO", 0, 1), len(items)) == steps
 
 
 def test_bfloat16_model_updates_most_weights_at_a_small_learning_rate(tmp_path: Path) -> None:

@@ -293,3 +293,16 @@ def test_live_view_prints_plain_lines_without_a_terminal() -> None:
     line = next(line for line in written.splitlines() if line.startswith("GRPO 1/4"))
     for part in PANEL_TEXTS[:6]:
         assert part in line
+
+
+def test_tokens_per_second_of_a_resumed_run_are_those_since_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=False, width=60)
+    view, now = LiveView(console, "GRPO"), [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    before = [{"num_tokens": 10_000.0, "step": 2}, {"eval/test/accuracy": 0.25, "step": 2}]
+    state = TrainerState(max_steps=4, global_step=2, is_world_process_zero=True, log_history=before)
+    given = (TrainingArguments(report_to=[], use_cpu=True), state, TrainerControl())
+    view.on_train_begin(*given)
+    state.global_step, now[0] = 3, 110.0
+    view.on_log(*given, logs=LOGS | {"num_tokens": 15_000.0})
+    assert "tokens/s 500" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ length of completions are assumed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,12 +84,17 @@ def evaluation_seconds(config: RunConfig, launch: Launch, counts: Counts, speed:
 
 
 def steps_of(config: GrpoConfig, launch: Launch, items: int) -> int:
-    """Return the optimizer steps of a run on `items` training items."""
-    grpo = config.grpo
+    """Return the optimizer steps of a run on `items` training items, as TRL counts them."""
+    grpo, more = config.grpo, config.grpo.model_extra or {}
     if grpo.max_steps > 0:
         return grpo.max_steps
-    rows = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
-    return max(1, round(grpo.num_train_epochs * items * grpo.num_generations / rows))
+    rows = grpo.per_device_train_batch_size * launch.processes
+    sampled = more.get("generation_batch_size")
+    sampled = sampled or rows * (more.get("steps_per_generation") or grpo.gradient_accumulation_steps)
+    batches = items * grpo.num_generations // sampled  # what does not fill the last one is left out of an epoch
+    micro_steps = batches * (sampled // rows) * more.get("num_iterations", 1)
+    steps_in_epoch: int = max(1, math.ceil(micro_steps / grpo.gradient_accumulation_steps))
+    return math.ceil(grpo.num_train_epochs * steps_in_epoch)
 
 
 def estimates(config: TrainingConfig, items: int, judgements: int = 0) -> list[tuple[str, str]]:

@@ -249,6 +249,9 @@ class CheckpointedTrainer(Trainer):
     There is no checkpoint of the last step, whose result is saved as the model.
     """
 
+    _metrics: dict[str, Any]  # TRL's own: values since the last log line, by mode and name
+    _total_train_tokens: int  # TRL's own
+
     def __init__(self, *, checkpoints: Checkpoints, **settings: Any) -> None:
         with reading_model(str(settings["model"])):
             super().__init__(**settings)
@@ -293,14 +296,17 @@ class CheckpointedTrainer(Trainer):
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
         """Return the state that only this rank has."""
-        losses = {"loss": float(self._tr_loss), "total_loss": self._total_loss_scalar}
-        return {**losses, "last_logged": self._globalstep_last_logged}, {}
+        values = {"loss": float(self._tr_loss), "total_loss": self._total_loss_scalar}
+        values |= {"last_logged": self._globalstep_last_logged}
+        return values | {"metrics": self._metrics["train"], "tokens": self._total_train_tokens}, {}
 
     def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
         """Restore it."""
         self._tr_loss += values["loss"]
         self._total_loss_scalar += values["total_loss"]
         self._globalstep_last_logged = values["last_logged"]
+        self._metrics["train"].update(values["metrics"])
+        self._total_train_tokens = values["tokens"]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Do not write TRL's model card: `hub.card` knows more."""

@@ -112,13 +112,12 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         return loss
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
-        """Add the position in the window of rollouts, the rollouts that are still used, and unlogged metrics."""
+        """Add the position in the window of rollouts, and the rollouts that are still used."""
         values, tensors = super().rank_state()
         window = self.args.steps_per_generation * self.num_iterations
         batches = (self._buffered_inputs or []) if self._step % window else []
         values |= {
             "micro_step": self._step,
-            "metrics": self._metrics["train"],
             "rollouts": [{k: v for k, v in batch.items() if not isinstance(v, Tensor)} for batch in batches],
         }
         for number, batch in enumerate(batches):
@@ -132,8 +131,6 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         """Restore these and the order of the items in this epoch."""
         super().load_rank_state(values, tensors)
         self._step = values["micro_step"]
-        for name, numbers in values["metrics"].items():
-            self._metrics["train"][name] = numbers
         self._buffered_inputs = values["rollouts"] or None
         for name, tensor in tensors.items():
             number, _, key = name.partition("/")
@@ -414,7 +411,7 @@ def adapter_config(config: GrpoConfig, section: TrlSection) -> LoraConfig | None
     return LoraConfig(**config.lora.model_dump()) if config.lora and trains_adapter(config, section) else None
 
 
-def check_arguments(config: TrainingConfig, processes: int | None = None) -> None:
+def check_arguments(config: TrainingConfig, num_items: int, processes: int | None = None) -> None:
     """Check all settings with TRL's configurations, for this many processes (`None`: those that have joined)."""
     kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
     faults = []
@@ -425,12 +422,24 @@ def check_arguments(config: TrainingConfig, processes: int | None = None) -> Non
                     kind = type(kind.__name__, (kind,), {"world_size": processes})
                 arguments = kind(**trl_arguments(config, section, Path(config.run.dir)))  # it makes no folder
                 try_arguments(arguments)
+                if isinstance(arguments, GRPOConfig):
+                    check_num_items(arguments, num_items)
                 if isinstance(config, PolicyConfig):
                     check_groups(arguments)
             except Exception as error:  # any exception: libraries check their own settings
                 faults.append(f"\n  - {name}.*: {error}" if str(error) else f"\n  - {name}.*: {type(error).__name__}")
     if faults:
         raise ConfigError(f"TRL does not take this configuration:{''.join(faults)}")
+
+
+def check_num_items(arguments: GRPOConfig, num_items: int) -> None:
+    """Raise a ValueError if the items do not fill a generation batch: TRL would train on none, and end."""
+    if num_items < (prompts := arguments.generation_batch_size // arguments.num_generations):
+        raise ValueError(
+            f"completions are sampled for {prompts:,} prompts at a time (per_device_train_batch_size times "
+            "steps_per_generation, which is gradient_accumulation_steps, times processes, over num_generations), "
+            f"expected at most one for each of {num_items:,} training items: lower one of the first two, or add data"
+        )
 
 
 def check_groups(arguments: GRPOConfig) -> None:

@@ -135,7 +135,8 @@ class LiveView(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._progress.update(self._task, total=state.max_steps, completed=state.global_step)
-        self._tokens = (0.0, time.monotonic())
+        counted = (logs["num_tokens"] for logs in reversed(state.log_history) if "num_tokens" in logs)
+        self._tokens = (next(counted, 0.0), time.monotonic())  # those before a stop were not counted in this time
         if self._console.is_terminal:
             self._live = Live(self._panel(), console=self._console, refresh_per_second=4)
             self._live.start()
