@@ -227,6 +227,7 @@ class ScpoRun:
         kept = self.folder.steered_model(spec.name)
         if folder.model.is_dir() and spec.variant in self.config.scpo.keep_models and spec.num_pairs is None:
             kept.parent.mkdir(parents=True, exist_ok=True)
+            rmtree(kept, ignore_errors=True)  # of a training that was repeated
             folder.model.rename(kept)
         for path in (folder.model, folder.adapter, folder.checkpoints, folder.scores):
             rmtree(path, ignore_errors=True)
