@@ -76,7 +76,7 @@ class Items(list[Item]):
         ("quickstart", "grpo.cache_implementation=nope", "grpo.*: Invalid `cache_implementation`"),
         ("quickstart", "grpo.generation_kwargs={nope: 1}", "grpo.*: generation_kwargs: transformers has no nope"),
         # What TRL takes, to train on nothing.
-        ("quickstart", "grpo.per_device_train_batch_size=512", "grpo.*: .* for 64 prompts at a time .* 28 training"),
+        ("quickstart", "grpo.per_device_train_batch_size=512", "grpo.*: .* for 64 prompts at a time .* items, 28:"),
     ],
 )
 def test_invalid_trl_settings_are_rejected_before_run_folder_exists(

@@ -436,9 +436,11 @@ def check_num_items(arguments: GRPOConfig, num_items: int) -> None:
     """Raise a ValueError if the items do not fill a generation batch: TRL would train on none, and end."""
     if num_items < (prompts := arguments.generation_batch_size // arguments.num_generations):
         raise ValueError(
-            f"completions are sampled for {prompts:,} prompts at a time (per_device_train_batch_size times "
-            "steps_per_generation, which is gradient_accumulation_steps, times processes, over num_generations), "
-            f"expected at most one for each of {num_items:,} training items: lower one of the first two, or add data"
+            f"completions are sampled for {prompts:,} prompts at a time ({arguments.world_size} processes, times "
+            f"per_device_train_batch_size {arguments.per_device_train_batch_size}, times steps_per_generation "
+            f"{arguments.steps_per_generation}, which is gradient_accumulation_steps unless set, over num_generations "
+            f"{arguments.num_generations}), expected at most the number of training items, {num_items:,}: lower one of "
+            "them, or add data"
         )
 
 
