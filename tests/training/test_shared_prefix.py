@@ -221,6 +221,15 @@ def test_training_matches_trl_step_by_step(make: Make) -> None:
         torch.testing.assert_close(parameter, theirs[name], atol=2e-4, rtol=1e-3)
 
 
+def test_groups_of_equal_rewards_are_counted_though_their_mean_is_rounded(make: Make) -> None:
+    trainer = make(max_steps=1, gradient_accumulation_steps=2, generation_batch_size=16)
+    trainer.num_generations = 8
+    trainer.reward_funcs = [lambda prompts, **_: [-0.8 if p == prompts[0] else -0.1 * i for i, p in enumerate(prompts)]]
+    assert (torch.full((8,), -0.8) - torch.full((8,), -0.8).nanmean()).all()
+    trainer.train()
+    assert trainer.state.log_history[0]["frac_reward_zero_std"] == 0.5
+
+
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 @pytest.mark.parametrize("loss_type", ["grpo", "vespo"])
 def test_vllm_importance_sampling_needs_no_extra_pass(

@@ -38,6 +38,8 @@ _logger = logging.getLogger(__name__)
 
 # The largest difference of log-probabilities between packed and separate rows; in half precision see `packing`.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
+# The largest of a group is below this for equal rewards, and near 1 for others.
+_NO_ADVANTAGE = 0.01
 
 
 class SharedPrefixTrainer(GRPOTrainer):
@@ -82,6 +84,10 @@ class SharedPrefixTrainer(GRPOTrainer):
             self._skip_pass = elsewhere and self.unshared_reason is None
             self._old_log_probs = [] if self._skip_pass else None
             batch = self._generate_and_score_completions(generation_batch)
+            if self.scale_rewards == "group" and self.multi_objective_aggregation == "sum_then_normalize":
+                # The float32 mean of equal rewards is rounded: TRL finds a deviation of 1e-8, and counts none as zero.
+                largest = self.accelerator.gather(batch["advantages"]).view(-1, self.num_generations).abs().amax(1)
+                self._metrics["train"]["frac_reward_zero_std"][-1] = (largest < _NO_ADVANTAGE).float().mean().item()
             if self._old_log_probs is not None:
                 self._defer_correction(batch, self._old_log_probs)
                 self._old_log_probs = None
