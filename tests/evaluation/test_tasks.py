@@ -27,6 +27,12 @@ from think_as_locals.evaluation.tasks import Question, chosen_option, quality, q
         ("Answer: E", None),  # not on offer
         ("Answer: Because", None),
         ("The answer is B.", None),  # prose is not guessed from
+        ("The best answer a local would give is B.", None),
+        ("Answer: B\nThis is the answer a local would give.", 1),
+        ("Answer: a bow, with both hands.", None),
+        ("Answer: a", 0),
+        ("Answer: A is what people do.", 0),
+        *((f"{before}B", 1) for before in ("**Answer**: ", "**Answer:** ", "Answer : **", "ANSWER:")),
         ("B is wrong, and so is C", None),
         ("Myanswer: B", None),
         ("", None),
