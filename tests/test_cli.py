@@ -97,6 +97,7 @@ def test_missing_module_outside_all_extras_raises_module_not_found(monkeypatch: 
             "arguments: --no-such; settings are key=value, without dashes: seed=1",
         ),
         (["compare", "a", "b", "seed=3"], "unrecognized arguments: seed=3"),
+        (["data", "build", "data=jsonl", "data.path=items.jsonl", "out="], "tal: give one out=FILE.jsonl, the file to"),
         (["validity", "runs/GONE"], "no such file; expected the folder of an evaluation, or rows of results"),
         (["compare", "runs/GONE", "b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),
         (["judge", "no-such-model"], "give a file of items, or --prompt TEXT with --response TEXT"),

@@ -55,10 +55,9 @@ def _build(arguments: Namespace) -> None:
     from think_as_locals.data.validate import build, show
 
     out = [text for text in arguments.overrides if text.startswith("out=")]
-    if len(out) != 1:
+    if len(out) != 1 or not (path := Path(out[0].removeprefix("out="))).name:
         raise ConfigError("give one out=FILE.jsonl, the file to write the items to")
     config = load_data_config([text for text in arguments.overrides if text not in out])
-    path = Path(out[0].removeprefix("out="))
     if SOURCES[config.data.source].outcomes is None:  # generated, not read from rows
         print(f"{path}: {jsonl.write(read(config.data, config.seed), path):,} items")
     else:
