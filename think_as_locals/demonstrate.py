@@ -31,7 +31,6 @@ from think_as_locals.runtime.output import print_result, progress_bar, progress_
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, DataError, Demonstration, Item, is_text
 
-_FIELDS = "item (an object with the fields of Item), order, completion"
 _OUTCOMES = ("right", "wrong", "parse_failures", "too_long")
 
 
@@ -165,16 +164,14 @@ def read_demonstrations(path: str, format_: Format) -> tuple[Demonstration, ...]
 
     A DataError names a row whose completion is not in the format that it is to teach, or not right.
     """
-    found = tuple(_demonstration(row, format_) for row in read_rows(str(Path(path).expanduser())))
-    if not found:
-        raise DataError(f"{path}: no demonstrations; expected rows with {_FIELDS}")
-    return found
+    return tuple(_demonstration(row, format_) for row in read_rows(str(Path(path).expanduser())))
 
 
 def _demonstration(row: Row, format_: Format) -> Demonstration:
     if row.fault or not isinstance(row.value, Mapping):
         got = row.fault.detail if row.fault else f"got {type(row.value).__name__}"
-        raise DataError(f"{row.place}: {got}; expected a demonstration: {_FIELDS}")
+        expected = "a demonstration: item (an object with the fields of Item), order, completion"
+        raise DataError(f"{row.place}: {got}; expected {expected}")
     (item,) = valid_items([jsonl.outcome(row._replace(value=row.value.get("item")))])
     order, completion = row.value.get("order"), row.value.get("completion")
     indices = list(range(len(item.responses)))

@@ -124,8 +124,8 @@ def _source_of(path: str) -> str | None:
 
     if Path(path).is_fifo():  # can be read only once
         return None
-    first = next(iter(read_rows(path)), None)
-    if first is None or not isinstance(first.value, Mapping) or "responses" in first.value:
+    first = next(read_rows(path)).value
+    if not isinstance(first, Mapping) or "responses" in first:
         return None
     with suppress(DataError):  # reading the rows as they are says what they lack
         return recognise(path)

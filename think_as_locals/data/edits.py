@@ -223,8 +223,8 @@ def read_edits(path: Path, items: Sequence[Item]) -> Edits:
 
 def are_edits(path: str) -> bool:
     """Return whether the first row of a file is an edit."""
-    first = next(read_rows(path), None) if local_path(path).is_file() else None
-    return first is not None and isinstance(first.value, Mapping) and {"item", "probe"} <= first.value.keys()
+    first = next(read_rows(path)).value if local_path(path).is_file() else None
+    return isinstance(first, Mapping) and {"item", "probe"} <= first.keys()
 
 
 def edit_outcomes(path: str, by_id: Mapping[str, Item] | None) -> Iterator[Outcome]:

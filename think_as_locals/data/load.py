@@ -227,7 +227,4 @@ def read_candidates(path: Path) -> list[Candidates]:
         faults.append(f"{with_qualities[True]} has qualities and {with_qualities[False]} has none; give all or none")
     if faults:
         raise DataError(first_of(faults, _MAX_FAULTS, "\n"))
-    if not found:
-        names = ", ".join(CandidatesRow.FIELDS)
-        raise DataError(f"{path}: no rows; expected {names} (the last three may be left out)")
     return list(found.values())

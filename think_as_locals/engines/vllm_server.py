@@ -170,7 +170,7 @@ class VLLMServer:
                 f"{self.url} is no vLLM server that {START_COMMAND} started ({got}): correct rollout.urls"
             ) from error
         if any(worker != state for worker in workers):
-            raise ServerError(f"the workers of the vLLM server at {self.url} differ: {workers}")
+            raise ServerError(f"the workers of the vLLM server at {self.url} differ: {workers}; restart it")
         return state
 
     def prefix_cache(self) -> tuple[float, float]:

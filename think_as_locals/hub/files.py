@@ -124,7 +124,7 @@ def _is_plain(path: Path, folder: Path) -> bool:
 
 def _read_plain(name: str, path: Path, folder: Path) -> HubFile:
     if not _is_plain(path, folder):
-        raise DataError(f"{path}: not a plain file of {folder}")
+        raise DataError(f"{path}: not a plain file of {folder}: put the file itself in place of a link")
     return HubFile(name, path.read_bytes())
 
 

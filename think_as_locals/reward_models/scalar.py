@@ -9,7 +9,6 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -183,7 +182,7 @@ def resolve_max_length(path: str, model: Any, tokenizer: Any, max_length: int | 
             raise ModelError(f"{path} does not say how many tokens it takes: give max_length")
         return int(declared)
     if positions is not None and max_length > positions:
-        raise ModelError(f"{path} has {positions} positions, fewer than the max_length {max_length} that was asked for")
+        raise ModelError(f"{path} has {positions} positions, fewer than the max_length {max_length}: give at most that")
     return max_length
 
 
@@ -334,7 +333,7 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
             f"{path}: a head with {config.num_labels} labels ({', '.join(config.architectures or ['unnamed'])}), "
             "expected one, the score: give a reward model, or new_head_seed for a random head"
         )
-    with nullcontext() if new_head_seed is None else torch.random.fork_rng():
+    with torch.random.fork_rng(enabled=new_head_seed is not None):
         if new_head_seed is not None:
             torch.manual_seed(new_head_seed)
         model, info = AutoModelForSequenceClassification.from_pretrained(
