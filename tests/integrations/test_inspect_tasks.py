@@ -138,7 +138,7 @@ def test_truncated_completion_has_no_verdict(log: EvalLog) -> None:
 
 
 def test_carb_task_reads_all_or_test_items_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "items.jsonl"
+    path = tmp_path / "my items, né.jsonl"
     path.write_text("".join(json.dumps(asdict(item)) + "\n" for item in some_items()))
     everything, test = (carb(data="jsonl", path=str(path), items=which) for which in ("all", "test"))
     assert len(everything.dataset) == N

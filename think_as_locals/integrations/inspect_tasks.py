@@ -20,6 +20,7 @@ from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import collect
 
 from think_as_locals.config.checks import load_data_config
+from think_as_locals.config.compose import quoted
 from think_as_locals.config.rules import prompt_faults
 from think_as_locals.data import load, read
 from think_as_locals.data.splits import select
@@ -53,7 +54,7 @@ def carb(
         prompt: Name of the template.
     """
     overrides = [f"data={data}"]
-    overrides += [f"data.path={path}"] if path else []
+    overrides += [f"data.path={quoted(path)}"] if path else []
     if faults := prompt_faults("prompt", prompt):
         raise ConfigError("; ".join(faults))
     if items not in ("all", "test"):
