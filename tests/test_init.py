@@ -176,8 +176,9 @@ def test_init_rejects_unusable_rows_and_creates_nothing(
 def test_init_warns_about_non_english_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
     monkeypatch.chdir(tmp_path)
     pair = {"chosen": "ไหว้ด้วยการพนมมือ", "rejected": "จับมือแน่น ๆ", "culture": "ประเทศไทย"}
-    write(Path("thai.csv"), [{"prompt": f"คนไทยทักทายผู้ใหญ่คนที่ {i} อย่างไร"} | pair for i in range(3)])
-    done = tal("init", "mine", "--from", "thai.csv")
+    write(Path("my thai.csv"), [{"prompt": f"คนไทยทักทายผู้ใหญ่คนที่ {i} อย่างไร"} | pair for i in range(3)])
+    done = tal("init", "mine", "--from", "my thai.csv")
+    assert "; tal data validate 'my thai.csv' lists them\n" in done.out
     assert (done.status, "cultures: TH 3\nlanguages: en 3" in done.out) == (0, True), done
     assert "some texts are not in the language of their row (English if it names none)" in done.out
 

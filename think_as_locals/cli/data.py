@@ -150,7 +150,8 @@ def _summarise(source: str, path: Path) -> str:
     if not tally.items:
         raise DataError(f"{path}: no row can be imported:\n" + "\n".join(tally.faults[:3]))
     items = [item for outcome in row_outcomes(data) for item in outcome.items]
-    faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; tal data validate {path} lists them"
+    command = f"tal data validate {shlex.quote(str(path))}"
+    faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; {command} lists them"
     cultures = _format_counts(Counter(item.culture or "none given" for item in items))
     if Defect.WRONG_LANGUAGE in tally.places:
         faults += "\nsome texts are not in the language of their row (English if it names none): add a column "
