@@ -55,8 +55,8 @@ class SampledTokens:
 class VLLMServer:
     """A vLLM server started by launch/vllm_server.sh; its key comes from the environment.
 
-    Every method raises a ServerError if there is no successful answer within `timeout_s`, during which it is retried
-    and may be restarted; without `patient`, after two tries without a connection.
+    Every method tries again for `timeout_s`, in which the server may be restarted, then raises a ServerError: sooner
+    after an answer 4xx, after three answers 5xx or, without `patient`, after two tries without a connection.
     """
 
     def __init__(self, url: str, timeout_s: float, *, patient: bool = True) -> None:

@@ -24,7 +24,7 @@ _OVERLAP = 0.5  # share of trigrams in an earlier criterion from which a criteri
 _QUOTED = 0.7  # share of trigrams in the prompt or one response from which a text repeats it
 _COPIED = 0.8  # share of letters in long pieces of the item, read in either direction, from which a text is copied
 _KNOWN = 0.25  # share of known words from which a text in another script than the item's is in a real language
-_LETTERS, _DISTINCT_LETTERS = 10, 5  # minimum of a criterion; an ideograph or a syllable counts as three letters
+_LETTERS, _DISTINCT_LETTERS = 10, 5  # minimum of a criterion, the former in letters as `_size` counts them
 _WORD = 3  # minimum letters of a content word
 _BASIC_PLANE = 0xFFFF  # the last character of Unicode's Basic Multilingual Plane
 _PHRASE = 200  # characters of a name or description that are searched for in an analysis
@@ -414,7 +414,7 @@ def _stop_words(language: str) -> frozenset[str]:
 
 
 def _size(text: str) -> int:
-    """Return the number of letters and vowel signs; an ideograph counts as three, a Hangul syllable as two."""
+    """Return the number of letters and vowel signs; an ideograph or kana counts as three, a Hangul syllable as two."""
     return sum(map(_SIZES.__getitem__, text))
 
 
