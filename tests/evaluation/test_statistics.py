@@ -129,6 +129,13 @@ def test_cluster_bootstrap_matches_a_loop_over_drawn_groups(cells: int) -> None:
     assert found.ci95 == pytest.approx(bootstrap_by_loop(scores, groups, cell, seed=1), abs=0.015)
 
 
+def test_cluster_bootstrap_counts_cells_that_are_drawn_once() -> None:
+    scores, cells = [i / 60 for i in range(60)], [str(i // 2) for i in range(60)]
+    groups = [str(i) for i in range(60)]
+    found = accuracy(scores, groups, samples=20_000, cells=cells)
+    assert found.ci95 == pytest.approx(bootstrap_by_loop(scores, groups, cells, seed=1), abs=0.005)
+
+
 def test_interval_depends_on_seed_but_not_on_item_order() -> None:
     rng = np.random.default_rng(5)
     scores, groups = clustered(rng, 60)
@@ -288,9 +295,11 @@ def test_cell_empty_in_a_resample_is_left_out_of_its_mean() -> None:
     assert (measured.value, measured.ci95, measured.method) == (0.5, (0.5, 1.0), "cluster_bootstrap")
 
 
-def test_cell_of_a_single_group_keeps_a_wide_interval() -> None:
-    scores = [float(i % 2) for i in range(40)] + [1.0, 1.0, 1.0, 1.0]
-    groups, cells = [str(i // 4) for i in range(40)] + ["alone"] * 4, ["many"] * 40 + ["lonely"] * 4
+@pytest.mark.parametrize("many", [10, 60])
+def test_cell_of_a_single_group_keeps_a_wide_interval(many: int) -> None:
+    n = 4 * many
+    scores = [float(i % 2) for i in range(n)] + [1.0, 1.0, 1.0, 1.0]
+    groups, cells = [str(i // 4) for i in range(n)] + ["alone"] * 4, ["many"] * n + ["lonely"] * 4
     found = accuracy(scores, groups, cells=cells)
     assert (found.value, found.method) == (0.75, "cluster_wilson")
     assert half_width(found) > 0.2
@@ -483,16 +492,16 @@ def test_holm_multiplies_each_p_by_the_remaining_tests() -> None:
 # --- what this n can show ---
 
 
-def test_smallest_difference_solves_connors_formula() -> None:
-    n = 400
-    a = [1.0] * 60 + [0.0] * 40 + [1.0] * 300
-    b = [0.0] * 60 + [1.0] * 40 + [1.0] * 300
+@pytest.mark.parametrize("n", [400, 402])
+def test_smallest_difference_solves_connors_formula(n: int) -> None:
+    a = [1.0] * 60 + [0.0] * 40 + [1.0] * (n - 100)
+    b = [0.0] * 60 + [1.0] * 40 + [1.0] * (n - 100)
     found = smallest_difference(a, b, [str(i) for i in range(n)])
     assert found is not None
     share = (100 + 1) / (n + 2)
     t_alpha, t_beta = stats.t.ppf(0.975, n - 1), stats.t.ppf(0.8, n - 1)
     needed = (t_alpha * math.sqrt(share) + t_beta * math.sqrt(share - found**2)) ** 2 / found**2
-    assert needed == pytest.approx(n, rel=0.01)
+    assert needed == pytest.approx(n, rel=1e-6)
 
 
 def test_smallest_difference_shrinks_with_n_and_grows_with_power() -> None:

@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from peft import LoraConfig
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer import utils
+from trl.trainer import grpo_trainer, utils
 
 from think_as_locals.engines import packing
 from think_as_locals.reward_models.scratch import train_tokenizer
@@ -52,7 +53,7 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
         made = SharedPrefixTrainer(
             float32_head=head,
             model=str(tmp_path / "model"),  # a path: the reference model is loaded from it as well
-            reward_funcs=lambda completion_ids, **_: [float(len(set(ids))) for ids in completion_ids],
+            reward_funcs=lambda completion_ids, **_: [float(len(set(ids)) + ids[0] % 2) for ids in completion_ids],
             args=GRPOConfig(
                 output_dir=str(tmp_path),
                 use_cpu=True,
@@ -63,7 +64,7 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
                 disable_tqdm=True,
                 **{**settings, **arguments},
             ),
-            train_dataset=Dataset.from_list([{"prompt": text} for text in ["which is done", "these", "of there is"]]),
+            train_dataset=Dataset.from_dict({"prompt": ["which is done", "these", "of there is", "is there"]}),
             processing_class=tokenizer,
             peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False) if lora else None,
         )
@@ -205,20 +206,28 @@ def test_zero_advantage_rollouts_count_with_kl_or_entropy_terms(make: Make, argu
     assert_matches_trl(make(**arguments), batch(zero=True))
 
 
-def test_training_matches_trl_step_by_step(make: Make) -> None:
-    arguments = {"max_steps": 3, "gradient_accumulation_steps": 2, "num_iterations": 2, "learning_rate": 1e-2}
-    ours, trls = make(**arguments), make(**arguments)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_training_matches_trl_step_by_step(make: Make, monkeypatch: pytest.MonkeyPatch, beta: float) -> None:
+    arguments = {"max_steps": 4, "gradient_accumulation_steps": 2, "num_iterations": 3, "logging_steps": 1}
+    ours, trls = (make(beta=beta, optim="sgd", learning_rate=1.0, **arguments) for _ in range(2))
     trls.unshared_reason = "this is the reference"
+    monkeypatch.setattr(trls, "_prepare_inputs", partial(GRPOTrainer._prepare_inputs, trls))
+    # TRL shuffles rows, ours groups of rows.
+    monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", lambda batch: micro_batches(batch, 1)[0])
+    before = {name: parameter.detach().clone() for name, parameter in ours.model.named_parameters()}
     for trainer in (ours, trls):
         torch.manual_seed(5)
-        trainer.train()
+        assert trainer.train().global_step == 4
     assert ours.unshared_reason is None
-    for name in ("loss", "entropy", "reward"):
+    # Without a KL term the entropy is that of the rows with an advantage.
+    for name in ("loss", "reward", *(["entropy", "kl"] if beta else [])):
         values = [[log[name] for log in t.state.log_history if name in log] for t in (ours, trls)]
-        assert values[0] == pytest.approx(values[1], abs=1e-4), name
+        assert len(values[0]) == (2 if name == "reward" else 4)
+        assert values[0] == pytest.approx(values[1], abs=1e-5), name
     theirs = dict(trls.model.named_parameters())
     for name, parameter in ours.model.named_parameters():
-        torch.testing.assert_close(parameter, theirs[name], atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(parameter, theirs[name], atol=1e-6, rtol=1e-5)
+    assert any((parameter - before[name]).abs().max() > 1e-3 for name, parameter in theirs.items())
 
 
 def test_groups_of_equal_rewards_are_counted_though_their_mean_is_rounded(make: Make) -> None:
@@ -279,9 +288,11 @@ def test_effective_sample_size_ignores_zero_advantage_completions(
     trainer = make()
     mask = torch.tensor([[1, 1], [1, 1], [1, 0]])
     inputs = {"importance_sampling_ratio": torch.tensor(weights), "completion_mask": mask}
-    trainer._log_effective_sample_size({**inputs, "advantages": torch.tensor([0.5, 0.0, -0.5])})
+    advantages = torch.tensor([0.5, 0.0, -0.5])
+    trainer._log_effective_sample_size({**inputs, "advantages": advantages})
+    trainer._log_effective_sample_size({**inputs, "advantages": advantages[:, None].expand(3, 2)})  # of tokens
     trainer._log_effective_sample_size({**inputs, "advantages": torch.zeros(3)})
-    assert trainer._metrics["train"]["sampling/effective_sample_size"] == [pytest.approx(expected)]
+    assert trainer._metrics["train"]["sampling/effective_sample_size"] == [pytest.approx(expected)] * 2
 
 
 @pytest.mark.parametrize("lora", [False, True])
