@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -140,6 +140,22 @@ def test_card_matches_the_golden_file(finished: Path, name: str) -> None:
     if "UPDATE_GOLDEN" in os.environ:
         golden.write_bytes(card)
     assert card.decode() == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("variant", "overrides", "stated"),
+    [
+        ("inverse_weight", (), "the inverse weight is max(exp((r- - r+) / beta), 1), at most 10000, beta here 1.1."),
+        ("filter_inverse_weight", ("mode=as_released",), "the inverse weight is max(exp(r-) / exp(r+), 1)."),
+        ("scpo_tuned", ("scpo.country_filter_thresholds={TH: 0.6}",), "pairs with p < 0.7, the tau of all countries,"),
+    ],
+)
+def test_card_states_the_weight_and_the_threshold_of_its_variant(
+    finished: Path, variant: str, overrides: Sequence[str], stated: str
+) -> None:
+    trained = [f"scpo.{key}=[{variant}]" for key in ("variants", "keep_models")]
+    steered = steered_run(finished, "scpo_quickstart", *trained, *overrides, spec={"variant": variant})
+    assert stated in model_card(steered, REPO, adapter=False).text().decode()
 
 
 def test_unrecorded_values_are_unknown(run: Path) -> None:

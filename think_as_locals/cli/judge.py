@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
     serve = commands.add_parser(
         "serve",
         help="serve a judge over HTTP: /judge, /score (for OpenRLHF), /v1/chat/completions",
-        epilog="With TAL_API_KEY set, every request needs that key; required when listening beyond loopback.",
+        epilog="With TAL_API_KEY set, every request but /health needs that key; needed beyond loopback.",
     )
     serve.add_argument("model", help="directory or Hub id of a judge")
     example = "key=value of conf/serve.yaml, e.g. port=9000 judge.backend=vllm"
