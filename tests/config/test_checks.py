@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -461,6 +461,21 @@ def test_load_items_accepts_only_data_settings() -> None:
         load_data_config(["grpo.beta=0.1"])
     with pytest.raises(ConfigError, match=r"data\.path: got 'x', but culture_cards is embedded"):
         load_data_config(["data.path=x"])
+
+
+@pytest.mark.parametrize(
+    ("load", "key"),
+    [
+        (lambda: load_data_config(["data=mix"]), "data"),
+        (lambda: load_recipe(QUICKSTART, ["eval.sets.own=mix"]), "eval.sets.own.data"),
+        (lambda: load_recipe(QUICKSTART, ["data=mix", "data.mix.own=mix"]), "data.mix.own"),
+    ],
+)
+def test_mix_in_place_of_one_source_is_the_only_fault(load: Callable[[], object], key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load()
+    (fault,) = str(raised.value).splitlines()[1:]
+    assert fault == f"  - {key}=mix is for training a judge or demonstrating: choose one source"
 
 
 # --- wrong keys and values ---

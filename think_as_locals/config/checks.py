@@ -146,7 +146,12 @@ def validate_as(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
         config = schema.model_validate(values)
         faults += rule_faults(config)
     except ValidationError as error:
-        faults += [_describe(dict(fault), schema) for fault in error.errors()]
+        found = error.errors()
+        for place in [fault["loc"][:-1] for fault in found if (fault["loc"][-1], fault["input"]) == ("source", "mix")]:
+            name = ".".join(_locate(place, schema)[0])
+            faults.append(f"{name}=mix is for training a judge or demonstrating: choose one source")
+            found = [fault for fault in found if fault["loc"][: len(place)] != place]  # keys that a mix lacks
+        faults += [_describe(dict(fault), schema) for fault in found]
     if faults:
         listed = first_of(dict.fromkeys(faults), _MAX_FAULTS, between="\n  - ")
         raise ConfigError(f"the configuration is not valid:\n  - {listed}")
