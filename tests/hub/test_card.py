@@ -25,6 +25,7 @@ from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.hub.card import model_card
 from think_as_locals.hub.push import prepare
 from think_as_locals.hub.source_run import JudgeRun, SteeredRun, read_judge_run
+from think_as_locals.reward_models.judge import JudgeSettings
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.scpo.results import VariantResult, VariantSpec
@@ -156,6 +157,18 @@ def test_card_states_the_weight_and_the_threshold_of_its_variant(
     trained = [f"scpo.{key}=[{variant}]" for key in ("variants", "keep_models")]
     steered = steered_run(finished, "scpo_quickstart", *trained, *overrides, spec={"variant": variant})
     assert stated in model_card(steered, REPO, adapter=False).text().decode()
+
+
+@pytest.mark.parametrize(
+    ("settings", "does"),
+    [
+        (JudgeSettings(culture="hidden"), "writes a rubric, weighs every response by it"),
+        (JudgeSettings(prompt="rm_r1"), "compares them"),
+    ],
+)
+def test_card_says_what_a_judge_without_the_culture_writes(finished: Path, settings: JudgeSettings, does: str) -> None:
+    text = model_card(judge_run(finished, settings=settings), REPO, adapter=False).text().decode()
+    assert f"given a question and several responses, but no culture, it {does} and ends with a verdict." in text
 
 
 def test_unrecorded_values_are_unknown(run: Path) -> None:

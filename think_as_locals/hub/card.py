@@ -20,6 +20,7 @@ from think_as_locals.hub.source_run import CarbResult, JudgeRun, SteeredRun, Tra
 from think_as_locals.judging import prompt_digest
 from think_as_locals.runtime.files import read_json
 from think_as_locals.scpo.report import VARIANT_NAMES
+from think_as_locals.types import GRAMMAR_PROMPTS
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -34,6 +35,7 @@ def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
         "sources": SOURCES,
         "variant_names": VARIANT_NAMES,
         "prompt_digest": prompt_digest,
+        "grammar_prompts": GRAMMAR_PROMPTS,
     }
     environment.globals["noncommercial"] = any(
         "-NC" in SOURCES[d.source].about for d in run.config.data.sources.values()
