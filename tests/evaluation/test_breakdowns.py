@@ -9,7 +9,14 @@ from evaluation.published import CELLS, published_items
 from items import make_item
 
 from think_as_locals.data.sources.blend import REGIONS
-from think_as_locals.evaluation.breakdowns import BREAKDOWNS, UNKNOWN, describe, macro_cells, macro_warning
+from think_as_locals.evaluation.breakdowns import (
+    BREAKDOWNS,
+    UNKNOWN,
+    describe,
+    language_name,
+    macro_cells,
+    macro_warning,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +56,11 @@ def test_describe_accepts_region_and_script_subtags() -> None:
 @pytest.mark.parametrize("tag", ["xx", "tlh", "no-such-language", "-", "und"])
 def test_describe_is_unknown_for_unlisted_languages(tag: str) -> None:
     assert describe(tag)[:2] == (UNKNOWN, UNKNOWN)
+
+
+def test_language_name_knows_tags_with_a_script_or_a_region() -> None:
+    tags = ("th", "zh-Hant", "pt-BR", "zh-XX", "xx")
+    assert [*map(language_name, tags)] == ["Thai", "Traditional Chinese", "Brazilian Portuguese", "zh-XX", "xx"]
 
 
 def test_script_is_known_without_class_and_family() -> None:

@@ -18,6 +18,7 @@ from babel import Locale, UnknownLocaleError
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from think_as_locals.judging.prompt import culture_name
 from think_as_locals.judging.rubric import fold
 from think_as_locals.runtime.processes import cores, in_processes, release_freed_memory
 from think_as_locals.types import Item
@@ -216,7 +217,7 @@ def _names(culture: str | None, language: str) -> tuple[list[str], re.Pattern[st
     """Return a culture's names, case-folded, and a pattern: it is in "an Egyptian", Oman's is not in "woman"."""
     names = set[str]()
     if culture is not None:
-        names.add(Locale("en").territories.get(culture, culture))
+        names.add(culture_name(culture).partition(" (")[0])  # West Java (Indonesia), Myanmar (Burma)
         with suppress(UnknownLocaleError, ValueError):  # a language that CLDR does not know has only English names
             names.add(Locale.parse(language, sep="-").territories.get(culture, culture))
     folded = [name.casefold() for name in sorted(names)]

@@ -68,8 +68,8 @@ def describe(tag: str) -> LanguageProperties:
 
 @lru_cache
 def language_name(tag: str) -> str:
-    """Return the English name of a language, e.g. `th` -> `Thai`; a tag unknown to CLDR is returned as it is."""
-    return str(Locale("en").languages.get(tag, tag))
+    """Return the English name of a language: `Thai` for `th`, `Traditional Chinese` for `zh-Hant`; else the tag."""
+    return str(Locale("en").languages.get(tag.replace("-", "_"), tag))
 
 
 def _culture(item: Item) -> str:
