@@ -132,6 +132,13 @@ def test_response_in_another_language_may_keep_that_language() -> None:
     assert check("RP", prompt, said, "They shake hands and look the elder in the eyes.", item=item) == ["language"]
 
 
+def test_responses_of_blend_stay_in_english_whatever_the_prompt() -> None:
+    prompt, shake, eyes = "ที่งานแต่งงาน คนไทยทักผู้ใหญ่ด้วยวิธีใด", "shake hands", "look at eyes"
+    item = in_thai(responses=(shake, eyes), source="blend")
+    assert check("RP", prompt, "give a firm handshake", eyes, item=item) == []
+    assert check("RP", prompt, "จับมือแล้วมองตาผู้ใหญ่ในงานแต่งงาน", eyes, item=item) == ["language"]
+
+
 def test_skip_reason_says_why_an_edit_is_not_requested() -> None:
     assert all(skip_reason(probe, ITEM, "en") is None for probe in get_args(Edit) if probe != "CL")
     assert skip_reason("CC", make_item(culture=None), "en") == "it has no culture"

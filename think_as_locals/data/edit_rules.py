@@ -125,12 +125,14 @@ def broken_rules(probe: Edit, item: Item, after: Texts, language: str | None) ->
     """Return the rules that an edit breaks; `language` is the one that CL asked for."""
     pairs = list(zip(_texts(item), (after.prompt, *after.responses), strict=True))
     edited = [pair for pair in pairs if pair[0] != pair[1]]
+    spoken = [(item.language, *pairs[0]), *((response_language(item), *pair) for pair in pairs[1:])]
+    spoken = spoken[1:] if probe == "CL" else [each for each in spoken if each[1:] in edited]
     held = {
         "changed": _is_changed(probe, item, after),
         "distinct": len(set(after.responses)) == len(after.responses),
         "name_removed": probe != "RC" or not any(count_names(b, item.language, str(item.culture)) for _, b in pairs),
         "rest_kept": all(_changes_few_words(probe, item, *pair) for pair in edited),
-        "language": all(_in_language(item, *pair, language) for pair in (pairs[1:] if probe == "CL" else edited)),
+        "language": all(_in_language(*each, language) for each in spoken),
         "numbers": probe == "CC" or all(_numbers(a) == _numbers(b) for a, b in edited),
         "places": probe == "RC" or all(_same_countries(item, a, b, language or item.language) for a, b in edited),
         "structure": all(_structure(a) == _structure(b) for a, b in edited),
@@ -193,11 +195,11 @@ def _count(words: list[str]) -> float:
     return sum(1 / _CHARACTERS if _SPACELESS.match(word) else 1 for word in words)
 
 
-def _in_language(item: Item, before: str, after: str, language: str | None) -> bool:
+def _in_language(spoken: str, before: str, after: str, language: str | None) -> bool:
     if language is not None:
         return other_language(after, language) is None and in_script(after, language)
     # A text that was in another language already may stay so.
-    return other_language(after, item.language) in (None, other_language(before, item.language))
+    return other_language(after, spoken) in (None, other_language(before, spoken))
 
 
 def _numbers(text: str) -> Counter[int]:
