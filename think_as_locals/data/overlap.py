@@ -115,8 +115,8 @@ def check_overlaps(overlaps: Sequence[Overlap], *, refuse: bool) -> str:
     ]
     lines += ["  " + first_of(pairs, _SHOWN, between="\n  ")] if pairs else []
     if refuse:
-        remedy = "leave them out of one side (another source, split or share), or measure as it is: eval.leaks=report"
-        raise DataError("\n".join([*lines, remedy]))
+        remedy = "leave them out of one side (another source, split or share), give rows of a question one `group`, "
+        raise DataError("\n".join([*lines, f"{remedy}or measure as it is: eval.leaks=report"]))
     return "\n".join(lines)
 
 

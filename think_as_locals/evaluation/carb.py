@@ -65,7 +65,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the contents of a CARB file: each accuracy, strict and verdict-only, with its n, interval and baselines.
 
-    `scored` has a judgement for each item, or for each order of its responses; parse failures count as wrong.
+    `scored` has a judgement for each item, or for each order of its responses, with its credit.
     `training` has the hashes of the model's training items, if they are known. Items that were `queried` about and have
     no judgement are too long and left out; those that count as wrong are in `scored`.
     """

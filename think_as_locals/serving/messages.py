@@ -200,7 +200,7 @@ class Label(Message):
     """What is known about a prompt of /score.
 
     Args:
-        culture: Code or English name of a country.
+        culture: ISO 3166 code, or a country's name in any of CARB's ten languages.
         language: BCP-47 tag.
         question: The user's question, if `prompts` carry a chat template.
         reference: A response that competes with those of the policy; empty for none.

@@ -57,9 +57,9 @@ class PairRow(_OwnRow):
     """RewardBench (arXiv 2403.13787, HF allenai/reward-bench), or any chosen and rejected; English if they do not say.
 
     The culture is an ISO 3166 code (`TH`, `CA-QC`), a country's name, or a free name ("Quebec"). The domain may also be
-    called `subset`, as in RewardBench. Rows with the same `group` ask the same question; so do rows with the same id in
-    one domain, e.g. translations, and rows with the same prompt. Texts may be conversations as in TRL: the last
-    messages of chosen and rejected are the responses.
+    called `subset`, as in RewardBench. Rows with the same `group` ask the same question; without one, rows with the
+    same id in one domain, e.g. translations; without both, rows with the same prompt. Texts may be conversations as in
+    TRL: the last messages of chosen and rejected are the responses.
     """
 
     FIELDS: ClassVar = ("prompt", "chosen", "rejected")
