@@ -174,6 +174,8 @@ def test_judge_with_classifier_reports_scores(tal: Tal, classifier: str, tmp_pat
     assert [record["scores"] for record in found] == [pytest.approx(scores, abs=1e-5) for scores in expected]
     assert [record["verdict"] for record in found] == [scores.index(max(scores)) for scores in expected]
     assert "Highest score: your response " in tal("judge", classifier, *ONE_ITEM).out
+    refused = f"tal: --backend vllm: {classifier} is a scalar reward model, which only transformers loads\n"
+    assert tal("judge", classifier, *ONE_ITEM, "--backend", "vllm") == (2, "", refused)
 
 
 def test_lora_adapter_judges_like_the_merged_model(tal: Tal, judge: str, tmp_path: Path) -> None:

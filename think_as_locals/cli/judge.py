@@ -150,6 +150,8 @@ def _loaded_reader(model: str, backend: Any) -> Iterator[Read]:
     settings = read_json(config) if config else {}  # an adapter alone has none
     classifies = any(name.endswith("ForSequenceClassification") for name in settings.get("architectures") or [])
     if classifies or architecture(settings):
+        if backend != "transformers":
+            raise ConfigError(f"--backend {backend}: {model} is a scalar reward model, which only transformers loads")
         from think_as_locals.reward_models.scalar import ScalarRM
 
         rm = ScalarRM.load(model)
