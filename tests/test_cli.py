@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,6 +158,14 @@ def test_judging_a_file_matches_the_judge_api(tal: Tal, judge: str, tmp_path: Pa
         assert record["completion"] == judgement.completion
         assert record["issues"] == list(judgement.issues)
         assert [item.responses[i] for i in record["order"]] == list(shuffle_responses(item).responses)
+
+
+def test_judge_names_the_items_that_are_too_long(tal: Tal, judge: str, tmp_path: Path) -> None:
+    items = [replace(ITEMS[0], id=str(n), prompt="Why? " + "And? " * 5000 * (n % 2)) for n in range(5)]
+    jsonl.write(items, tmp_path / "items.jsonl")
+    done = tal("judge", judge, str(tmp_path / "items.jsonl"))
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("tal: '1', '3': a prompt of ")
 
 
 def test_judge_prints_a_single_item_as_readable_text(tal: Tal, judge: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.types import ConfigError, DataError, Item, PreflightError
+from think_as_locals.types import ConfigError, DataError, Item, PreflightError, TooLongError, first_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     """A function from items to what is printed for each, in a table and with `--json`."""
 
 _CHUNK = 64  # items between two updates of the progress bar
+_MAX_IDS = 5  # in a message
 
 
 def add(commands: Any) -> None:
@@ -163,7 +164,15 @@ def _loaded_reader(model: str, backend: Any) -> Iterator[Read]:
     from think_as_locals.reward_models.judge import Judge
 
     with Judge.load(model, backend=backend) as judge:
-        yield lambda items: [(judgement_view(s), s.record()) for s in judge.predict(items)]
+
+        def read(items: Sequence[Item]) -> list[tuple[RenderableType, dict[str, Any]]]:
+            try:
+                return [(judgement_view(s), s.record()) for s in judge.predict(items)]
+            except TooLongError as error:
+                ids = first_of((repr(items[index].id) for index in error.indices), _MAX_IDS)
+                raise DataError(f"{ids}: {error}") from error
+
+        yield read
 
 
 def _serve(arguments: Namespace) -> None:
