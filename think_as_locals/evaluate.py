@@ -160,15 +160,14 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
 def _validity(folder: RunFolder, errors: Console) -> None:
     """Write and print how well accuracy predicts the quality of what is selected, if that can be computed."""
     try:
-        drawn = downstream.write_validity(downstream.read_results(folder.path), folder.path)
+        found = downstream.write_validity(downstream.read_results(folder.path), folder.validity)
     except DataError as error:
         errors.print(f"no r2: {error}", markup=False)
         return
-    found = read_json(folder.validity)
     if found["warning"]:
         errors.print(f"warning: {found['warning']}", markup=False)
     print_result(*(table.terminal() for table in downstream.tables(found)))
-    print(f"validity     {drawn}")
+    print(f"validity     {folder.validity.with_suffix('.svg')}")
 
 
 def sample(config: SampleConfig, questions: Sequence[Question], folder: RunFolder) -> None:

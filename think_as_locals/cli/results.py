@@ -92,17 +92,15 @@ def _validity(arguments: Namespace) -> None:
     from think_as_locals.evaluation.downstream import read_results, tables, write_validity
     from think_as_locals.runtime.run_folder import RunFolder
 
-    results, folder = read_results(arguments.results), _out_folder(arguments.out)
-    plot = write_validity(results, folder)
-    written = RunFolder(folder).validity.read_text(encoding="utf-8")
-    found = json.loads(written)
+    results, file = read_results(arguments.results), RunFolder(_out_folder(arguments.out)).validity
+    found = write_validity(results, file)
     if found["warning"]:
         print(f"warning: {found['warning']}", file=sys.stderr)
     if arguments.json:
-        sys.stdout.write(written)
+        sys.stdout.write(file.read_text(encoding="utf-8"))
         return
     print_result(*(table.terminal() for table in tables(found)))
-    print(plot)
+    print(file.with_suffix(".svg"))
 
 
 def _out_folder(out: str) -> Path:

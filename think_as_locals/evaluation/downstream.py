@@ -193,15 +193,12 @@ def read_results(path: Path) -> list[Result]:
     return results
 
 
-def write_validity(results: Sequence[Result], folder: Path) -> Path:
-    """Write `validity.json` and `validity.svg`; return the path of the plot."""
-    found = validity(results, samples=RESAMPLES, seed=0)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = RunFolder(folder).validity
-    write_json(file, {**found, "results": [asdict(result) for result in results]})
-    path = file.with_suffix(".svg")
-    write_text(path, plot(results, found))
-    return path
+def write_validity(results: Sequence[Result], file: Path) -> dict[str, Any]:
+    """Write `validity.json`, the file, and `validity.svg` beside it; return the content of the former."""
+    found = {**validity(results, samples=RESAMPLES, seed=0), "results": [asdict(result) for result in results]}
+    write_json(file, found)
+    write_text(file.with_suffix(".svg"), plot(results, found))
+    return found
 
 
 def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, Any]:
