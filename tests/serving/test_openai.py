@@ -110,6 +110,16 @@ def test_judge_client_works_with_its_own_server(longest: Longest) -> None:
     assert len(longest.prompts) == 1
 
 
+@pytest.mark.parametrize("limits", [(), ("limits.text_characters=3000",), ("limits.body_bytes=5000",)])
+def test_client_leaves_out_what_is_too_long_for_its_own_server(tmp_path: Path, limits: tuple[str, ...]) -> None:
+    model = write_language_model(tmp_path, seed=0, max_position_embeddings=2048)
+    items = [make_item(id=str(n), prompt="Why?" + " And?" * 1800 * (n == 1)) for n in range(3)]
+    judge = Judge.load(model, max_completion_length=2, prompt="compact")
+    with serving(create_app(judge, settings(*limits), None)) as url:
+        far = Judge.load(model, base_url=f"{url}/v1", served_name=MODEL, max_completion_length=2, prompt="compact")
+        assert [scored.too_long for scored in far.predict(items, allow_long=True)] == [False, True, False]
+
+
 def test_served_judge_can_be_used_as_teacher(longest: Longest, tal: Tal, tmp_path: Path) -> None:
     items = [
         make_item(id=str(i), group=f"g{i}", responses=("Rice.", f"Rice, fish and {i} eggs."), best=1) for i in (2, 3)

@@ -28,9 +28,11 @@ _MAX_ANSWER = 64 * 1024**2  # bytes of an answer: 8,192 tokens with their log-pr
 _COMPRESSIONS = ("identity", "gzip", "deflate")  # others expand a single packet to gigabytes
 _READ_HEADERS = ("retry-after", "location")
 _TOO_LONG = re.compile(
-    r"context.(length|window|size)|maximum model length|prompt is too long|exceeds the maximum number of tokens", re.I
+    r"context.(length|window|size)|maximum model length|prompt is too long|exceeds the maximum number of tokens"
+    r"|a prompt of \d+ tokens: the model takes|got \d+ (characters|bytes), expected at most",
+    re.I,
 )
-"""Error texts of vLLM, SGLang, llama.cpp and hosted models for a prompt that is too long."""
+"""Error texts of vLLM, SGLang, llama.cpp, hosted models and `tal serve` for a prompt that is too long."""
 _UNREACHABLE_REMEDY = "nothing answers there: start the server, or correct the url"
 _NO_TLS = (
     "it speaks no TLS (then the url begins with http://), or its certificate is not known here: "

@@ -196,7 +196,7 @@ def _item(messages: list[ChatMessage]) -> Item | None:
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, ("messages[0].content", *fault["loc"])))
-        expected = f"an item as JSON with prompt, responses and culture ({fault['msg']})"
+        expected = f"an item as JSON with prompt, responses and culture ({fault['msg'].removeprefix('Value error, ')})"
         raise RequestError(422, place[:100], shown(fault["input"]), expected) from None
 
 
