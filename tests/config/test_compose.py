@@ -175,7 +175,8 @@ def test_interpolations_cannot_read_the_environment(
         message(a_recipe(tmp_path, HEAD, "env.yaml"), f'data.path="{value}"'),
     ]
     for text in found:
-        assert "may refer to other keys" in text
+        assert "may refer to other keys (${run.name})" in text
+        assert "KEY=$NAME sets a key" in text  # not cut off
         assert PLANTED["HF_TOKEN"] not in text
     in_defaults = message(a_recipe(tmp_path, HEAD.replace("qwen2_5_7b", f'"{value}"'), "env.yaml"))
     assert PLANTED["HF_TOKEN"] not in in_defaults

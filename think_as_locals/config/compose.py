@@ -204,9 +204,8 @@ def _plain_interpolations() -> Iterator[None]:
 
     def refuse(*_: Any) -> Any:
         raise ConfigError(
-            "an interpolation may refer to other keys (${KEY}) but call nothing: what it read, such as the "
-            "environment, would stand in config.yaml, which is shown to others; let the shell put in what may be seen "
-            "(KEY=$NAME)"
+            "an interpolation may refer to other keys (${run.name}) but call nothing: config.yaml would show what it "
+            "read; in the shell, KEY=$NAME sets a key"
         )
 
     resolvers, resolve, referred = dict(BaseContainer._resolvers), Container._resolve_node_interpolation, 0
