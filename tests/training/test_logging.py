@@ -235,6 +235,7 @@ def test_evaluation_missed_by_a_stop_is_logged_once_after_resume(tmp_path: Path)
     assert logged(folder, "eval/test/accuracy") == [(0, 0.0), (2, 0.2)]
     assert trained(folder) == [4]
     assert logged(folder, "eval/test/accuracy") == [(0, 0.0), (2, 0.2), (4, 0.4)]
+    assert logged(undisturbed, "eval/test/accuracy") == [(0, 0.0), (2, 0.2), (4, 0.4)]  # where step 4 alone is logged
     # What the resumed run had yet to average was not given out with it.
     assert logged(folder, "reward") == logged(undisturbed, "reward")
     assert len(logged(folder, "reward")) == 1

@@ -43,3 +43,4 @@ def test_resume_from_any_step_gives_bit_identical_final_weights(
         assert resumed.state.global_step == steps
         assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items()), step
         assert figures(resumed) == figures(whole), step
+        assert resumed.rewards.parse_failures.batches == whole.rewards.parse_failures.batches > 1, step

@@ -85,19 +85,19 @@ class ParseFailureGuard:
     def __init__(self, config: RunConfig, run: RunFolder) -> None:
         self._config = config
         self._run = run
-        self._batches = 0  # in a row with too many failures
+        self.batches = 0  # in a row with too many failures
 
     def check(self, share: float, judgements: Sequence[Judgement], step: int) -> None:
         """Count a batch, given its share of parse failures on all ranks and the judgements of this one."""
         reward = self._config.reward
-        self._batches = self._batches + 1 if share > reward.max_parse_failure else 0
-        times, rest = divmod(self._batches, reward.parse_failure_batches)
+        self.batches = self.batches + 1 if share > reward.max_parse_failure else 0
+        times, rest = divmod(self.batches, reward.parse_failure_batches)
         if rest or not times or times & (times - 1):  # again after twice as many each time
             return
         message = (
             f"step {step}: {share:.0%} of completions cannot be parsed, and more than {reward.max_parse_failure:.0%}"
         )
-        message += f" in {self._batches} batches in a row. {self._causes(judgements)}"
+        message += f" in {self.batches} batches in a row. {self._causes(judgements)}"
         if reward.on_parse_failure == "stop":
             raise TrainingError(f"{message} To continue anyway: reward.on_parse_failure=warn.")
         if PartialState().is_main_process:

@@ -184,14 +184,16 @@ class JudgeTrainer(GroupTrainer):
         )
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
-        """Add which of the last rewards failed."""
+        """Add which of the last rewards failed, and how many batches in a row could hardly be parsed."""
         values, tensors = super().rank_state()
-        return values | {"rewards": {"failed": list(self.rewards.guard.failed)}}, tensors
+        rewards = {"failed": list(self.rewards.guard.failed), "unparsed": self.rewards.parse_failures.batches}
+        return values | {"rewards": rewards}, tensors
 
     def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
         """Restore it."""
         super().load_rank_state(values, tensors)
         self.rewards.guard.failed.extend(values["rewards"]["failed"])
+        self.rewards.parse_failures.batches = values["rewards"]["unparsed"]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Score the rollouts once; TRL then reads and gathers the components."""

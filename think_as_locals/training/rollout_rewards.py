@@ -51,7 +51,7 @@ class Rewards:
         self._format = prompt_format(config.prompt.template)
         self._asks_for_rubric = config.prompt.template in GRAMMAR_PROMPTS
         self.guard = RewardGuard(config.reward, run.faults)
-        self._parse_failures = ParseFailureGuard(config, run)
+        self.parse_failures = ParseFailureGuard(config, run)
         self._both_orders = config.reward.both_orders
         self._group = config.grpo.num_generations
         self._chat = chat
@@ -131,7 +131,7 @@ class Rewards:
         if self._asks_for_rubric:
             self._log_idle_share(judgements, items, log)
         share = sum(verdict is None for verdict, _ in all_verdicts) / len(all_verdicts)
-        self._parse_failures.check(share, judgements, step + 1)
+        self.parse_failures.check(share, judgements, step + 1)
 
     def take_rows(self) -> list[dict[str, Any]]:
         """Return the scored completions since the last call, as rows of a table."""
