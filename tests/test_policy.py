@@ -200,7 +200,7 @@ def test_group_must_fit_on_one_process() -> None:
 def test_dry_run_describes_training_and_tasks(tal: Tal, small: Path, tmp_path: Path) -> None:
     given = words(tmp_path, small)
     done = tal(given[0], "--dry-run", *given[1:])  # for eight GPUs, as the recipe is launched
-    assert "sampled for 8 prompts at a time (8 processes, times" in done.err
+    assert "sampled for 8 prompts at a time (processes 8, times" in done.err
     assert "expected at most the number of training items, 7: lower one of them" in done.err
     done = tal(given[0], "--dry-run", *given[1:], "run.launch=null")
     assert done.status == 0, done.err

@@ -438,7 +438,7 @@ def check_num_items(arguments: GRPOConfig, num_items: int) -> None:
     """Raise a ValueError if the items do not fill a generation batch: TRL would train on none, and end."""
     if num_items < (prompts := arguments.generation_batch_size // arguments.num_generations):
         raise ValueError(
-            f"completions are sampled for {prompts:,} prompts at a time ({arguments.world_size} processes, times "
+            f"completions are sampled for {prompts:,} prompts at a time (processes {arguments.world_size}, times "
             f"per_device_train_batch_size {arguments.per_device_train_batch_size}, times steps_per_generation "
             f"{arguments.steps_per_generation}, which is gradient_accumulation_steps unless set, over num_generations "
             f"{arguments.num_generations}), expected at most the number of training items, {num_items:,}: lower one of "

@@ -82,12 +82,16 @@ class EvalCallback(TrainerCallback):
             Trainer.log(self._trainer, metrics)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Evaluate and save a checkpoint; the metrics join what the trainer logs for this step."""
+        """Evaluate and save a checkpoint; the metrics join what the trainer logs for this step, if anything."""
         stops_early = control.should_training_stop and state.global_step < state.max_steps
         if self._due(state) and not stops_early:
             control.should_save = True
-            for name, value in self._evaluate(state.global_step).items():
-                self._trainer._metrics["train"][name].append(value)
+            metrics = self._evaluate(state.global_step)
+            if control.should_log:
+                for name, value in metrics.items():
+                    self._trainer._metrics["train"][name].append(value)
+            elif metrics:  # the next line would have their mean with those of later evaluations
+                Trainer.log(self._trainer, metrics)
 
     def _due(self, state: TrainerState) -> bool:
         return bool(state.global_step % self._every_steps == 0 or state.global_step == state.max_steps)
