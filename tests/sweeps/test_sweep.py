@@ -24,7 +24,7 @@ from think_as_locals.cli import main
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.sweeps.jobs import STATUS
 from think_as_locals.sweeps.settings import load_settings, parse
-from think_as_locals.sweeps.sweep import Sweep, plan, read_job_results, sweep, write_summary
+from think_as_locals.sweeps.sweep import Sweep, plan, print_results, read_job_results, sweep, write_summary
 from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"
@@ -105,6 +105,17 @@ def test_closed_terminal_does_not_fail_a_job(tmp_path: Path, number: int) -> Non
     this.combinations["mine"] = ("seed=1",)
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
     this.print_end("mine")
+
+
+def test_job_of_a_sweep_that_varies_nothing_is_called_by_its_name(tmp_path: Path) -> None:
+    console = Console(file=(screen := io.StringIO()))
+    this = Sweep(QUICKSTART, parse([]), load_settings([]), tmp_path, [], -1, console, {"mine": ()})
+    (tmp_path / "jobs" / "mine").mkdir(parents=True)
+    (tmp_path / "jobs" / "mine" / "ended.json").write_text('{"status": 1}')
+    this.print_end("mine")
+    print_results(console, tmp_path, *read_job_results(tmp_path, this.combinations, stop_requested=False))
+    assert "failed  mine" in screen.getvalue()
+    assert "failed: mine: " in screen.getvalue()
 
 
 # --- the table ---

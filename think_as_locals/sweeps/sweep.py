@@ -109,7 +109,7 @@ def print_results(console: Console, folder: Path, metric: Metric, rows: Sequence
     console.print(table.terminal(folder.name, caption))
     for row in rows:
         if row.state == "failed":
-            console.print(f"failed: {' '.join(row.combination)}: {folder / row.log}", soft_wrap=True)
+            console.print(f"failed: {' '.join(row.combination) or row.name}: {folder / row.log}", soft_wrap=True)
     console.print(f"table {RunFolder(folder).sweep.with_suffix('.md')}", soft_wrap=True)
 
 
@@ -156,7 +156,7 @@ class Sweep:
         """Print how a job ended; if the terminal is gone, for which rich exits, jobs go on or stop in order."""
         state = job_state(read_status(self.folder / JOBS / name))
         with suppress(OSError, SystemExit):
-            combination = " ".join(self.combinations[name])
+            combination = " ".join(self.combinations[name]) or name
             self.progress.print(f"{state}  {combination}", markup=False, highlight=False)
 
 
