@@ -180,6 +180,12 @@ def test_invalid_items_are_rejected(serve: Serve, change: dict[str, Any], place:
     assert expected in fault["expected"]
 
 
+@pytest.mark.parametrize("culture", ["JP", "Japan", "Japanese"])
+def test_culture_may_be_a_code_or_a_name(serve: Serve, longest: Longest, culture: str) -> None:
+    assert judge(serve(), {**ITEM, "culture": culture}).status_code == 200
+    assert "Culture: Japan\n" in longest.prompts[0]
+
+
 def test_culture_is_required(serve: Serve) -> None:
     item = {name: value for name, value in ITEM.items() if name != "culture"}
     assert errors(judge(serve(), item), 422)[0]["place"] == "items[0].culture"

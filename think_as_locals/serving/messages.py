@@ -149,6 +149,8 @@ class JudgeItem(Message):
     @field_validator("culture")
     @classmethod
     def _check_culture(cls, culture: str | None) -> str | None:
+        if culture and len(culture) > 2 and (code := culture_code(culture)):  # a country's name, as in rows of pairs
+            return code
         if culture and (fault := culture_fault(culture)):
             raise ValueError(fault.removeprefix("expected "))
         return culture
