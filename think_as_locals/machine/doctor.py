@@ -284,7 +284,7 @@ def _hardware(config: Config | None) -> Iterator[Finding]:
     if listed and not no_gpu:
         yield Finding("GPU", "`make gpu` checks in ten minutes what the guides say about such a GPU (launch/README.md)")
     if no_gpu:
-        yield Finding("GPU", f"{no_gpu}: runs with requires_gpu or bfloat16 weights cannot run here", has_driver())
+        yield Finding("GPU", f"{no_gpu}: models with requires_gpu cannot be trained here", has_driver())
     folder = config.run.dir if config else "runs"
     yield Finding("disk", f"{shutil.disk_usage(existing(folder)).free / GB:.1f} GB free where runs go")
     for fault in write_faults(folder):
