@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,31 @@ def test_prompt_token_limit_applies_per_source_of_a_mix(small_run: Path, tmp_pat
     left_out = train.over_long(config, str(small_run / "model"), data, Console())
     limited = {item for item, name in zip(data.train, data.sources, strict=True) if name == "cards"}
     assert left_out == limited != set(data.train)
+
+
+@pytest.mark.parametrize(
+    ("words", "context", "remedy"),
+    [
+        ([], "2,048 tokens", r"\(1,976 leaves room for whole completions\)$"),
+        (["rollout=vllm", "rollout.max_model_length=1024"], "1,024 tokens", "or raise rollout.max_model_length$"),
+    ],
+)
+def test_training_prompt_beyond_the_context_ends_a_run_before_it_trains(
+    small_run: Path, words: list[str], context: str, remedy: str
+) -> None:
+    """Otherwise vLLM, or a model with absolute positions, ends it at the step that needs the prompt."""
+    config = load_recipe("recipes/quickstart.yaml", [*SMALL, *words])
+    data = load_training_data(config, BREAKDOWNS["cell"])
+    *fitting, last = data.train
+    model, console = str(small_run / "model"), Console()
+    assert not train.over_long(config, model, data, console)
+    assert not data.prompt_tokens  # none is large enough to be tokenised for this
+    long = replace(last, responses=("bow " * 2500, *last.responses[1:]))
+    message = rf"1 of {len(data.train)} training items have prompts that leave no room .* in {context}, such as "
+    with pytest.raises(DataError, match=rf"{message}'{long.id}' with [\d,]+: set data.max_prompt_tokens .*{remedy}"):
+        train.over_long(config, model, replace(data, train=(*fitting, long)), console)
+    limited = load_recipe("recipes/quickstart.yaml", [*SMALL, *words, "data.max_prompt_tokens=500"])
+    assert train.over_long(limited, model, replace(data, train=(*fitting, long)), console) == {long}
 
 
 def test_cultures_of_csv_pairs_appear_in_report_and_model_card(small_run: Path, tmp_path: Path) -> None:

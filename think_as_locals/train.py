@@ -12,7 +12,7 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from think_as_locals.config.launch import read_launch
 from think_as_locals.config.schema import RunConfig, SftSection
@@ -22,13 +22,14 @@ from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import FROM_SCRATCH, is_randomly_initialised, next_steps, write_report
 from think_as_locals.evaluation.scored import grouped
-from think_as_locals.judging import render_presented
+from think_as_locals.judging import render, render_presented
 from think_as_locals.machine.hours import estimates, steps_of
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
+from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_requested, train_stage
@@ -47,6 +48,7 @@ from think_as_locals.types import TEST, DataError, Item, ProtocolKind
 
 _TOKENIZER_DEMONSTRATIONS = 4000
 _EXAMPLES = 3
+_MORE_BYTES = 500  # at most, that a chat template and the names of culture and language add to a prompt
 
 
 def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
@@ -173,6 +175,7 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
     """Return (and report) the training items whose prompts exceed the `max_prompt_tokens` of their source."""
     longest = {name: source.max_prompt_tokens for name, source in config.data.sources.items()}
     if set(longest.values()) == {None}:
+        check_context(config, model, data, data.train)
         return set()
     limits = {item: longest[name] for item, name in zip(data.train, data.sources, strict=True)}
     items = [item for item, limit in limits.items() if limit is not None]
@@ -192,7 +195,31 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
             markup=False,
         )
         check_arguments(config, sum(item not in found for item in data.train))
+    check_context(config, model, data, [item for item in data.train if item not in found])
     return set(found)
+
+
+def check_context(config: RunConfig, model: str, data: TrainingData, items: Sequence[Item]) -> None:
+    """Raise a DataError if prompts of training items leave no room for a completion in the model's context."""
+    chosen = config.rollout.max_model_length if config.rollout.backend == "vllm_colocate" else None
+    with reading_model(model):
+        declared = AutoConfig.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
+    limits = getattr(declared.get_text_config(), "max_position_embeddings", None), chosen
+    if (most := min(filter(None, limits), default=None)) is None:
+        return
+    # Few items are tokenised: a token is at least a byte, and prompts have all but the item's own texts in common.
+    sizes = [sum(len(text.encode()) for text in (item.prompt, *item.responses)) for item in items]
+    messages = render(items[0], **config.prompt.arguments())
+    common = sum(len(message["content"].encode()) for message in messages) - sizes[0] + _MORE_BYTES
+    large = [item for item, size in zip(items, sizes, strict=True) if size + common >= most]
+    lengths = count_prompt_tokens(config, model, data, large)
+    if long := {item.id: n for item, n in zip(large, lengths, strict=True) if n >= most}:
+        raise DataError(
+            f"{len(long):,} of {len(items):,} training items have prompts that leave no room for a completion in "
+            f"{most:,} tokens, such as {max(long, key=long.__getitem__)!r} with {max(long.values()):,}: set "
+            f"data.max_prompt_tokens to leave them out ({most - config.grpo.max_completion_length:,} leaves room for "
+            "whole completions)" + ", or raise rollout.max_model_length" * (most == chosen)
+        )
 
 
 def settings_of(config: RunConfig) -> JudgeSettings:
