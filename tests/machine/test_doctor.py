@@ -69,7 +69,7 @@ def test_doctor_marks_missing_requirements_and_exits_with_1(
     assert status == 1
     missing = [line for line in output.splitlines() if line.startswith("MISSING")]
     assert any("nobody/nothing: neither a directory" in line for line in missing)
-    assert "torch sees no CUDA device: runs with requires_gpu or bfloat16 weights cannot run here" in output
+    assert "torch sees no CUDA device: models with requires_gpu cannot be trained here" in output
     assert "not known: nobody/nothing: its config.json is not on this machine" in output
     status, output = run_doctor(*words, "--launch", "gpu8_zero3", "--json")
     faults = [finding for finding in json.loads(output)["findings"] if finding["fault"]]
@@ -118,7 +118,7 @@ def test_driver_that_torch_cannot_use_is_reported_in_the_words_of_torch(
     monkeypatch.setattr("torch.cuda.init", init)
     status, output = run_doctor()
     assert status == 1
-    assert f"{fault}The NVIDIA driver on your system is too old (found version 12080): runs with" in output
+    assert f"{fault}The NVIDIA driver on your system is too old (found version 12080): models with" in output
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert any(fault in each for each in missing_for(load_config("recipes/tal_grpo.yaml")))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
