@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,20 @@ def test_card_includes_probes_of_an_evaluation_of_the_same_weights(run: Path, tm
     assert "### elsewhere: the culture cards" in text
     assert text.count("may have seen some of these items") == 1  # of the evaluation, not of the run's held-out items
     assert f"| RC | without the culture's name | little | {probe['absolute']['n']} |" in text
+
+
+def test_card_has_every_result_of_an_evaluation_of_the_same_weights(run: Path, tmp_path: Path) -> None:
+    evaluation = write_evaluation(tmp_path / "elsewhere", run / "model")
+    for mine in (*evaluation.glob("*/mine.json"), evaluation / "journals" / "mine.jsonl"):
+        shutil.copy(mine, mine.with_stem("by_pairs"))
+    by_pairs = evaluation / "carb" / "by_pairs.json"
+    write_json(by_pairs, json.loads(by_pairs.read_text()) | {"protocol": "pairwise"})
+    content = content_of(prepare(run, REPO, evaluations=[evaluation]))
+    stages = [f"{stage}/elsewhere-{name}.json" for stage in ("carb", "probes") for name in ("by_pairs", "mine")]
+    assert set(stages) <= content.keys()
+    text = content["README.md"].decode()
+    assert re.findall(r"### (.*): the culture cards", text)[1:] == [r"elsewhere, by\_pairs", "elsewhere, mine"]
+    assert text.count("; pairwise; parse failures ") == 1
 
 
 def test_evaluation_on_training_items_is_marked(run: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def _common_facts(
     folder: RunFolder, model: Path, results: Sequence[CarbResult], evaluations: Sequence[Path], stages: Collection[str]
 ) -> dict[str, Any]:
     """Return the fields of `TrainedRun` other than `config`."""
-    results = (*results, *(_evaluation_result(evaluation, model) for evaluation in evaluations))
+    results = (*results, *(each for evaluation in evaluations for each in _evaluation_results(evaluation, model)))
     names = [result.name for result in results]
     if len(set(names)) < len(names):
         raise DataError(f"evaluations with the same name ({', '.join(names)}): each needs its own run.name")
@@ -186,10 +186,13 @@ def _read_config(folder: Path, kind: type[Config]) -> Config:
     raise DataError(f"{path}: not the configuration of {expected} of this version: {reason}")
 
 
-def _evaluation_result(evaluation: Path, model: Path) -> CarbResult:
-    """Return the result of an evaluation for these weights, identified by names, sizes and times of their files."""
+def _evaluation_results(evaluation: Path, model: Path) -> list[CarbResult]:
+    """Return the results of an evaluation for these weights, identified by names, sizes and times of their files.
+
+    It may have evaluated them several times, e.g. by two protocols.
+    """
     config = _read_config(evaluation, EvaluationConfig)
-    files = identify_weights(str(model), None)["files"]
+    files, found = identify_weights(str(model), None)["files"], dict[str, Path]()
     for journal in (run := RunFolder(evaluation)).journals():
         with journal.open("rb") as lines:
             line = lines.readline()
@@ -200,10 +203,16 @@ def _evaluation_result(evaluation: Path, model: Path) -> CarbResult:
             raise DataError(f"{journal}: its first line does not name the reward model") from error
         path = run.result("carb", journal.stem)
         if model_identity.get("files") == files and path.is_file():
-            probes = run.result("probes", journal.stem)
-            probed = probes if config.eval.probes and probes.is_file() else None
-            return CarbResult(config.run.name, path, carb.read(path), (config.data,), probed)
-    raise DataError(f"{evaluation}: no reward model evaluated there has the weights of {model}, file by file")
+            found[journal.stem] = path
+    if not found:
+        raise DataError(f"{evaluation}: no reward model evaluated there has the weights of {model}, file by file")
+    results = []
+    for name, path in found.items():
+        probes = run.result("probes", name)
+        probed = probes if config.eval.probes and probes.is_file() else None
+        title = config.run.name if len(found) == 1 else f"{config.run.name}, {name}"
+        results.append(CarbResult(title, path, carb.read(path), (config.data,), probed))
+    return results
 
 
 def _stage_summaries(folder: RunFolder) -> dict[str, dict[str, Any]]:
