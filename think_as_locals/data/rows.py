@@ -201,7 +201,7 @@ def valid_items(outcomes: Iterable[Outcome]) -> Iterator[Item]:
         outcome.raise_errors()
         for fault in outcome.faults:
             if fault.defect is Defect.IGNORED_COLUMN:
-                warnings.warn(f"{outcome.row.place}: {fault.detail}", stacklevel=2)
+                warnings.warn(f"{outcome.row.place}: {fault.detail}", DataWarning, stacklevel=2)
         yield from outcome.items
 
 

@@ -19,7 +19,7 @@ from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import jsonl, pairs, row_outcomes
 from think_as_locals.data.validate import validate_rows
 from think_as_locals.judging import render
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, DataWarning, Item
 
 BREAKFAST = {"prompt": "What is for breakfast?", "chosen": "Rice porridge with an egg.", "rejected": "Toast and jam."}
 
@@ -157,7 +157,7 @@ def test_ignored_column_is_reported_once_per_file(tmp_path: Path) -> None:
         "b.jsonl:51: warning: ignored_column: not read: 'score'",
     ]
     with pytest.warns(
-        UserWarning, match="not read: '(annotator|score)'; known are chosen, .* rejected_model, subset"
+        DataWarning, match="not read: '(annotator|score)'; known are chosen, .* rejected_model, subset"
     ) as warned:
         assert len(list(read(rows_of(tmp_path)))) == 101
     assert len(warned) == 3
