@@ -27,6 +27,7 @@ from think_as_locals.hub.card import model_card
 from think_as_locals.hub.push import prepare
 from think_as_locals.hub.source_run import JudgeRun, SteeredRun, read_judge_run
 from think_as_locals.reward_models.judge import JudgeSettings
+from think_as_locals.reward_models.reward_model import identify_weights
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.scpo.results import VariantResult, VariantSpec
@@ -193,6 +194,9 @@ def test_card_has_every_result_of_an_evaluation_of_the_same_weights(run: Path, t
     evaluation = write_evaluation(tmp_path / "elsewhere", run / "model")
     for mine in (*evaluation.glob("*/mine.json"), evaluation / "journals" / "mine.jsonl"):
         shutil.copy(mine, mine.with_stem("by_pairs"))
+    shutil.copy(evaluation / "carb" / "mine.json", evaluation / "carb" / "random_head.json")
+    identity = {"kind": "classifier", "weights": identify_weights(str(run / "model"), None)}
+    (evaluation / "journals" / "random_head.jsonl").write_text(json.dumps({"identity": identity}) + "\n")
     by_pairs = evaluation / "carb" / "by_pairs.json"
     write_json(by_pairs, json.loads(by_pairs.read_text()) | {"protocol": "pairwise"})
     content = content_of(prepare(run, REPO, evaluations=[evaluation]))

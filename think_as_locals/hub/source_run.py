@@ -193,12 +193,14 @@ def _evaluation_results(evaluation: Path, model: Path) -> list[CarbResult]:
     """
     config = _read_config(evaluation, EvaluationConfig)
     files, found = identify_weights(str(model), None)["files"], dict[str, Path]()
+    # By this key a judge's identity has them, and a classifier's: a judge's weights under a random head are no judge.
+    key = "model" if (model / SETTINGS_FILE).is_file() else "weights"
     for journal in (run := RunFolder(evaluation)).journals():
         with journal.open("rb") as lines:
             line = lines.readline()
         try:
             identity = json.loads(line)["identity"] if line.endswith(b"\n") else {}  # half a line has no identity
-            model_identity = identity.get("model") or identity.get("weights") or {}  # for a judge, for a classifier
+            model_identity = identity.get(key) or {}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{journal}: its first line does not name the reward model") from error
         path = run.result("carb", journal.stem)
