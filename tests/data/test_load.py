@@ -183,6 +183,14 @@ def test_candidates_are_read_in_any_number(tmp_path: Path) -> None:
     assert (second.culture, len(second.texts)) == (None, 40)
 
 
+def test_candidates_have_the_cultures_that_items_have(tmp_path: Path) -> None:
+    """Regions of BLEnD, languages of CARB, free names: `tal sample` writes those of its questions."""
+    cultures = ["TH", "ID-JB", "Arabic-speaking countries", "Quebec", None]
+    rows = [candidates(id=str(number), culture=culture) for number, culture in enumerate([*cultures, "Thai"])]
+    found = read_candidates(write(tmp_path / "c.jsonl", rows))
+    assert [each.culture for each in found] == [*cultures, "TH"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -190,7 +198,7 @@ def test_candidates_are_read_in_any_number(tmp_path: Path) -> None:
         ({"candidates": ["a", " "]}, "candidates[1] must be a non-blank string"),
         ({"candidates": 3}, "candidates must be a list"),
         ({"prompt": ""}, "prompt must be a non-blank string"),
-        ({"culture": "Atlantis"}, "culture 'Atlantis'"),
+        ({"culture": "Thialand"}, "culture 'Thialand': expected an ISO 3166 code"),
         ({"language": "Klingonish"}, "language 'Klingonish'"),
         ({"quality": [1]}, "unknown quality; fields: id"),
         ({"qualities": [1, 2]}, "a quality for each of 3 candidates, got 2"),

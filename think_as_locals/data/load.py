@@ -17,7 +17,7 @@ from pydantic import Field
 
 from think_as_locals.config.schema import DataSection, RunConfig
 from think_as_locals.data.fields import (
-    Country,
+    Culture,
     Identifier,
     Language,
     Prompt,
@@ -198,7 +198,7 @@ class CandidatesRow(RowModel):
     texts: Responses = Field(validation_alias="candidates")
     id: Identifier
     prompt: Prompt
-    culture: Country = None
+    culture: Culture = None
     language: Language
     qualities: Annotated[tuple[float, ...] | None, field(_check_qualities, None)] = None
     group: Text = ""
