@@ -139,6 +139,7 @@ def test_label_supplies_the_question_of_a_templated_prompt(serve: Serve, longest
         ({"prompts": ["Eat?"]}, "body", "2 query, 1 prompts", "as many of each"),
         ({"labels": [None]}, "body", "2 query, 2 prompts, 1 labels", "as many of each"),
         ({"labels": [None, "Atlantis"]}, "labels[1]", "'Atlantis'", "ISO 3166"),
+        ({"labels": [None, {"culture": "Thialand"}]}, "labels[1]", "'Thialand'", "ISO 3166"),
         ({"labels": [None, '{"culture": ']}, "labels[1]", "culture", "culture, language, question, reference"),
         ({"labels": [None, '{"country": "TH"}']}, "labels[1]", "country", "Extra inputs are not permitted"),
         ({"labels": [None, '{"culture": NaN}']}, "labels[1]", "NaN", "valid string"),
@@ -178,6 +179,14 @@ def test_invalid_items_are_rejected(serve: Serve, change: dict[str, Any], place:
     fault = errors(judge(serve(), {**ITEM, **change}), 422)[0]
     assert fault["place"] == place
     assert expected in fault["expected"]
+
+
+@pytest.mark.parametrize(("culture", "name"), [("CA-QC", "Quebec (Canada)"), ("Arab", "Arab")])
+def test_label_may_have_a_culture_that_is_no_country(serve: Serve, longest: Longest, culture: str, name: str) -> None:
+    labels = [{"culture": culture}, json.dumps({"culture": culture})]
+    body = {"query": ["Eat?rice", "Eat?soup"], "prompts": ["Eat?", "Eat?"], "labels": labels}
+    assert serve().post("/score", json=body).status_code == 200
+    assert f"Culture: {name}\n" in longest.prompts[0]
 
 
 @pytest.mark.parametrize("culture", ["JP", "Japan", "Japanese"])

@@ -230,9 +230,10 @@ class Label(Message):
         if label.culture is None:
             return label
         code = culture_code(label.culture)
-        if code is None:
-            raise RequestError(422, place, shown(label.culture), "ISO 3166 code or English name of a country")
-        return label.model_copy(update={"culture": code})
+        if code is None and (label.culture == value or culture_fault(label.culture)):  # a bare text may be anything
+            expected = 'ISO 3166 code or English name of a country, or {"culture": ...} with another culture\'s name'
+            raise RequestError(422, place, shown(label.culture), expected)
+        return label.model_copy(update={"culture": code or label.culture})
 
 
 class ScoreRequest(Message):
