@@ -328,6 +328,14 @@ def test_trained_models_are_freed_and_shuffled_labels_mostly_kept(
     assert kept > 0.55  # the global RM disagrees with about half of random labels, and is unsure about some others
 
 
+def test_global_rm_from_scratch_trains_all_weights_also_with_lora(tmp_path: Path) -> None:
+    run = steer(tmp_path, *FEW, *QUICK, "global_rm.max_steps=2", "scpo.max_steps=1", "lora=rank16")
+    before, after = (load_file(run / "global_rm" / name / "model.safetensors") for name in ("untrained", "model"))
+    assert not [name for name in before if torch.equal(before[name], after[name])]
+    steered = load_file(run / "models" / "TH" / "scpo-seed-0" / "model.safetensors")
+    assert torch.equal(after["model.embed_tokens.weight"], steered["model.embed_tokens.weight"])
+
+
 def test_lora_trains_adapter_and_head_and_saves_a_merged_model(small: Path, loaded: list[str], tmp_path: Path) -> None:
     run = steer(tmp_path, *loaded, *SCPO_ONLY, "scpo.max_steps=5", "lora=rank16", "lora.r=4")
     before = load_file(small / "global_rm" / "model" / "model.safetensors")

@@ -38,7 +38,7 @@ from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.results import VariantSpec, pair_keys, response_requests
 from think_as_locals.scpo.select import Reference, select_pairs
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, StopSignals, save_model, train_stage
-from think_as_locals.training.grpo import trl_arguments
+from think_as_locals.training.grpo import trains_adapter, trl_arguments
 from think_as_locals.types import Item
 
 _logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class VariantTrainer:
             [weight for _, weight in weighted],
             arguments=trl_arguments(config, section, checkpoints.folder) | changes,
             checkpoints=checkpoints,
-            lora=config.lora,
+            lora=config.lora if trains_adapter(config, section) else None,
             dropout=config.mode.dropout,
         )
         train_stage(self.folder, trainer, stage, self.signals, self.console)

@@ -404,8 +404,9 @@ def trl_arguments(config: TrainingConfig, section: TrlSection, output_dir: Path)
 
 
 def trains_adapter(config: TrainingConfig, section: TrlSection) -> bool:
-    """Return whether a stage trains a LoRA adapter: the cold start of a model from scratch trains all weights."""
-    return config.lora is not None and not (isinstance(section, SftSection) and config.model.scratch is not None)
+    """Return whether a stage trains a LoRA adapter: the first one of a model from scratch trains all weights."""
+    is_first = isinstance(section, SftSection) or type(section) is GlobalRMSection
+    return config.lora is not None and not (is_first and config.model.scratch is not None)
 
 
 def adapter_config(config: GrpoConfig, section: TrlSection) -> LoraConfig | None:
