@@ -108,6 +108,15 @@ def test_checkout_path_may_contain_special_characters(
     assert load_recipe(tmp_path / name / "recipes" / "quickstart.yaml").recipe == "quickstart"
 
 
+@pytest.mark.parametrize(
+    ("file", "name"), [("my judge é.yaml", "my-judge"), ("日本.yaml", "recipe"), (f"{'x' * 200}.yaml", "x" * 60)]
+)
+def test_runs_of_a_recipe_have_a_valid_name_whatever_its_file_is_called(tmp_path: Path, file: str, name: str) -> None:
+    (tmp_path / file).write_text("defaults: [/recipes/quickstart, _self_]\n")
+    config = load_recipe(tmp_path / file)
+    assert (config.recipe, config.run.name.startswith(f"{name}-2")) == (name, True)
+
+
 def test_files_next_to_a_recipe_do_not_shadow_conf(tmp_path: Path) -> None:
     # A run's own folder holds a config.yaml; a project of one's own may hold folders called data or model.
     a_recipe(tmp_path, "seed: 99\n", "config.yaml")

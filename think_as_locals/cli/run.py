@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import nullcontext, redirect_stdout
@@ -180,7 +181,7 @@ def _copy(arguments: Namespace) -> None:
         got = "File exists" if target.exists() else f"there is no folder {target.parent}"
         raise ConfigError(f"{target}: {got}; give a new name, in a folder that exists")
     write_text(target, recipe.read_text(encoding="utf-8"))
-    print(f"{target}: edit it, then: tal run {target}")
+    print(f"{target}: edit it, then: tal run {shlex.quote(str(target))}")
 
 
 def _print_grid(rows: Any) -> None:

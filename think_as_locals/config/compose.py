@@ -38,11 +38,12 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
     from omegaconf.errors import OmegaConfBaseException
 
     recipe = find_recipe(path)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe.stem).strip("._-")[:60] or "recipe"  # for the name of its runs
     groups = group_options()
     given = [override for text in overrides for override in _as_overrides(text, groups)]
     try:
         text = recipe.read_text(encoding="utf-8")
-        composed = _composed(recipe.stem, text, given, groups)
+        composed = _composed(stem, text, given, groups)
         with _plain_interpolations():
             unset = sorted(OmegaConf.missing_keys(composed))
             values: Any = OmegaConf.to_container(composed, resolve=True)
@@ -58,7 +59,7 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
             parent, _, name = deleted[1].rpartition(".")
             known = list[str]()
             with suppress(HydraException, OmegaConfBaseException):  # other overrides may be wrong too
-                whole = _composed(recipe.stem, text, [each for each in given if not each.startswith("~")], groups)
+                whole = _composed(stem, text, [each for each in given if not each.startswith("~")], groups)
                 section = OmegaConf.select(whole, parent) if parent else whole
                 known += [str(key) for key in section or () if key != name and not str(key).startswith("if ")]
             has = f"{nearest(name, known)}; available: {', '.join(known)}" if known else ", as it has no keys"
