@@ -255,6 +255,13 @@ def test_faults_are_printed_to_a_stdout_that_cannot_encode_them(tmp_path: Path) 
         assert b"b\\udcff.jsonl:1: error: empty_prompt" in done.stdout
 
 
+def test_rows_of_a_file_whose_name_is_not_utf8_are_items(tmp_path: Path, tal: Tal) -> None:
+    write(tmp_path / os.fsdecode(b"b\xff.jsonl"), [pair(1) | {"id": None}])
+    out = tmp_path / "items.jsonl"
+    assert tal("data", "build", "data=pairs", f"data.path={tmp_path}", f"out={out}").status == 0
+    assert [item.id for item in jsonl.read(out)] == [r"pairs/b\udcff.jsonl-1"]
+
+
 def test_closed_stdout_pipe_prints_no_error(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [pair(1, prompt="")] * 3000)
     with subprocess.Popen([*VALIDATE, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

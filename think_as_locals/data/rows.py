@@ -132,7 +132,8 @@ class Row(NamedTuple):  # of a million, dataclasses would take seconds more
     def name(self) -> str:
         """An id that does not depend on the location of the file or folder, e.g. `de/rows.jsonl-17`."""
         file = Path(self.file)
-        return f"{file.relative_to(self.folder).as_posix() if self.folder else file.name}-{self.number}"
+        name = file.relative_to(self.folder).as_posix() if self.folder else file.name
+        return f"{name.encode(errors='backslashreplace').decode()}-{self.number}"  # it may not be UTF-8
 
 
 class Outcome(NamedTuple):
