@@ -157,6 +157,7 @@ def test_skip_reason_says_why_an_edit_is_not_requested() -> None:
         ({}, "th"),
         ({"culture": "JP"}, "ja"),
         ({"culture": "CA-QC"}, "fr"),
+        ({"culture": "TW"}, "zh-Hant"),
         ({"language": "th"}, "en"),
         ({"language": "en-GB", "culture": "GB"}, None),
         ({"culture": "Quebec"}, None),
@@ -166,6 +167,18 @@ def test_skip_reason_says_why_an_edit_is_not_requested() -> None:
 )
 def test_target_language_is_that_of_the_culture(changes: dict[str, Any], expected: str | None) -> None:
     assert target_language(make_item(**changes), "en") == expected
+
+
+def test_target_language_is_no_other_script_of_the_same_language() -> None:
+    assert target_language(make_item(language="zh-Hant", culture="HK"), "zh") == "en"
+    assert target_language(make_item(language="az", culture="AZ"), "az") is None
+
+
+def test_language_of_the_culture_is_checked_whatever_its_tag() -> None:
+    item = make_item(culture="TW", language="en", responses=("With a slight bow of the head.", "With two kisses."))
+    kept = ("With the head bowed a little, and a smile.", "With two kisses, one on each cheek.")
+    language = str(target_language(item, "en"))
+    assert "language" in check("CL", item.prompt, *kept, item=item, language=language)
 
 
 def test_read_answer_extracts_the_json_object() -> None:

@@ -256,9 +256,10 @@ def test_faults_are_printed_to_a_stdout_that_cannot_encode_them(tmp_path: Path) 
 
 
 def test_rows_of_a_file_whose_name_is_not_utf8_are_items(tmp_path: Path, tal: Tal) -> None:
-    write(tmp_path / os.fsdecode(b"b\xff.jsonl"), [pair(1) | {"id": None}])
-    out = tmp_path / "items.jsonl"
-    assert tal("data", "build", "data=pairs", f"data.path={tmp_path}", f"out={out}").status == 0
+    folder, out = tmp_path / "rows", tmp_path / "items.jsonl"
+    folder.mkdir()
+    write(folder / os.fsdecode(b"b\xff.jsonl"), [pair(1) | {"id": None}])
+    assert tal("data", "build", "data=pairs", f"data.path={folder}", f"out={out}").status == 0
     assert [item.id for item in jsonl.read(out)] == [r"pairs/b\udcff.jsonl-1"]
 
 

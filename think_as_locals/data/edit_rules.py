@@ -72,7 +72,8 @@ def target_language(item: Item, language: str) -> str | None:
     if spoken != language:
         return language
     official = get_official_languages((item.culture or "").partition("-")[0], de_facto=True)
-    return next((tag for tag in official if tag != spoken), None)
+    tags = (tag.replace("_", "-") for tag in official)  # Babel writes `zh_Hant`
+    return next((tag for tag in tags if tag.partition("-")[0] != spoken), None)
 
 
 def skip_reason(probe: Edit, item: Item, language: str) -> str | None:
