@@ -34,23 +34,25 @@ FACTS = {
 }
 
 
-def write_items(path: Path, **changes: object) -> None:
-    """An item for each question and culture; the wrong responses are what holds elsewhere."""
+def write_items(path: Path, *, times: int = 1, **changes: object) -> None:
+    """An item for each question and culture, `times` over; the wrong responses are what holds elsewhere."""
     rows = [
         {
-            "id": f"{group}-{culture}",
-            "prompt": f"What is typical for {group.replace('_', ' ')} there?",
+            "id": f"{name}-{culture}",
+            "prompt": f"What is typical for {name.replace('_', ' ')} there?",
             "responses": list(facts.values()),
             "best": list(facts).index(culture),
             "culture": culture,
             "language": "en",
             "domain": "commonsense",
-            "group": group,
+            "group": name,
             "source": "mine",
             "origins": list(facts),
         }
         | changes
+        for time in range(times)
         for group, facts in FACTS.items()
+        for name in [f"{group}_{time}" if time else group]
         for culture in facts
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

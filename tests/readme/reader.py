@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Tal
 from data.sources.test_best_of_n import CARB, PAIR
-from data.sources.test_blend import a_folder
+from data.sources.test_blend import BREAKFAST, a_folder
 from data.sources.test_globalopinionqa import row as opinions_of_countries
 from data.tables import write
 from readme.parts import OWN_REWARDS, Command
@@ -75,7 +75,7 @@ def _rows(_: Reader, path: Path, text: str) -> None:
     """Rows of the source that a command reads."""
     path = path.with_name(_FILE)
     if "data=jsonl" in text:
-        write_items(path)
+        write_items(path, times=12)
     elif "data=pairs" in text:
         write(path, [{"prompt": f"{PAIR['prompt']} {i}", "chosen": "a", "rejected": "b"} for i in range(20)])
     elif "globalopinionqa" in text:
@@ -85,6 +85,17 @@ def _rows(_: Reader, path: Path, text: str) -> None:
         write(path, [{**CARB, "id": f"{CARB['id']}-{language}", "language": language} for language in languages])
     else:
         write(path, [CARB])
+
+
+def _blend(_: Reader, path: Path, __: str) -> None:
+    """BLEnD's files, with questions enough to fill a batch."""
+    meals = ["breakfast", "lunch", "tea", "dinner"]
+    a_folder(path, dict.fromkeys(meals, BREAKFAST))
+    for file in (path / "annotations").iterdir():
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        for meal, row in rows.items():
+            row["en_question"] = row["en_question"].replace("breakfast", meal)
+        file.write_text(json.dumps(rows), encoding="utf-8")
 
 
 def _edits(_: Reader, path: Path, __: str) -> None:
@@ -97,10 +108,10 @@ _PLACEHOLDERS: dict[str, Callable[[Reader, Path, str], object]] = {
     "recipes": lambda _, path, __: path.symlink_to(ROOT / "recipes"),
     "launch": lambda _, path, __: path.symlink_to(ROOT / "launch"),
     "RECIPE": lambda _, path, __: path.symlink_to(ROOT / "recipes" / "quickstart.yaml"),
-    "DIR": lambda _, path, __: a_folder(path),
+    "DIR": _blend,
     "FILE": _rows,
     "items.jsonl": lambda _, path, __: jsonl.write(ITEMS, path),
-    "mine.jsonl": lambda _, path, __: write_items(path),
+    "mine.jsonl": lambda _, path, __: write_items(path, times=12),
     "my.csv": lambda _, path, __: write(path, [PAIR]),
     "judge.yaml": _started,
     "one_gpu.yaml": _started,

@@ -84,15 +84,23 @@ class SharedPrefixTrainer(GRPOTrainer):
             self._skip_pass = elsewhere and self.unshared_reason is None
             self._old_log_probs = [] if self._skip_pass else None
             batch = self._generate_and_score_completions(generation_batch)
-            if self.scale_rewards == "group" and self.multi_objective_aggregation == "sum_then_normalize":
-                # The float32 mean of equal rewards is rounded: TRL finds a deviation of 1e-8, and counts none as zero.
-                largest = self.accelerator.gather(batch["advantages"]).view(-1, self.num_generations).abs().amax(1)
-                self._metrics["train"]["frac_reward_zero_std"][-1] = (largest < _NO_ADVANTAGE).float().mean().item()
             if self._old_log_probs is not None:
                 self._defer_correction(batch, self._old_log_probs)
                 self._old_log_probs = None
             self._buffered_inputs = micro_batches(batch, parts)
         return self._buffered_inputs[self._step % parts]
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """Return TRL's batch; its log counts a group of equal rewards as such though their float32 mean is rounded."""
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if (
+            self.model.training
+            and self.scale_rewards == "group"
+            and self.multi_objective_aggregation == "sum_then_normalize"
+        ):
+            largest = self.accelerator.gather(batch["advantages"]).view(-1, self.num_generations).abs().amax(1)
+            self._metrics["train"]["frac_reward_zero_std"][-1] = (largest < _NO_ADVANTAGE).float().mean().item()
+        return batch
 
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, fields: Any, num_generations: int, *tools: Any, **more: Any
