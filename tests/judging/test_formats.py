@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import cpu_seconds
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from items import RUBRIC, make_item
 
@@ -523,6 +523,7 @@ def test_ratings_are_read_in_both_conventions(text: str, strict: float | None, t
     *(marked_texts, st.sampled_from(VERDICT_PROMPTS), st.integers(2, 8)),
     *(st.sampled_from(CONVENTIONS), st.sampled_from(["stop", "x"])),
 )
+@example("It is [[B]].", "rewardbench2", 2, "strict", "stop")
 def test_read_never_raises(text: str, prompt: str, n: int, convention: Convention, finish_reason: str) -> None:
     judgement = prompt_format(prompt).read(text, n, finish_reason, convention)
     assert (judgement.verdict is None) == bool(judgement.issues)
