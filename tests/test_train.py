@@ -263,6 +263,8 @@ def test_prompt_token_limit_applies_per_source_of_a_mix(small_run: Path, tmp_pat
     [
         ([], "2,048 tokens", r"\(1,976 leaves room for whole completions\)$"),
         (["rollout=vllm", "rollout.max_model_length=1024"], "1,024 tokens", "or raise rollout.max_model_length$"),
+        (["rollout=vllm", "rollout.max_model_length=2048"], "2,048 tokens", "for whole completions\\)$"),
+        (["grpo.max_completion_length=2048"], "2,048 tokens", "to leave them out$"),
     ],
 )
 def test_training_prompt_beyond_the_context_ends_a_run_before_it_trains(

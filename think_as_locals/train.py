@@ -35,6 +35,7 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_requested, train_stage
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 from think_as_locals.training.grpo import (
+    MAX_CHECKED,
     JudgeTrainer,
     check_arguments,
     count_prompt_tokens,
@@ -211,14 +212,17 @@ def check_context(config: RunConfig, model: str, data: TrainingData, items: Sequ
     sizes = [sum(len(text.encode()) for text in (item.prompt, *item.responses)) for item in items]
     messages = render(items[0], **config.prompt.arguments())
     common = sum(len(message["content"].encode()) for message in messages) - sizes[0] + _MORE_BYTES
-    large = [item for item, size in zip(items, sizes, strict=True) if size + common >= most]
+    largest = sorted(zip(sizes, items, strict=True), key=lambda each: -each[0])[:MAX_CHECKED]
+    large = [item for size, item in largest if size + common >= most]
     lengths = count_prompt_tokens(config, model, data, large)
     if long := {item.id: n for item, n in zip(large, lengths, strict=True) if n >= most}:
+        room = most - config.grpo.max_completion_length
+        whole = f" ({room:,} leaves room for whole completions)" if room > 0 else ""
+        more = ", or raise rollout.max_model_length" if chosen == most != limits[0] else ""
         raise DataError(
             f"{len(long):,} of {len(items):,} training items have prompts that leave no room for a completion in "
             f"{most:,} tokens, such as {max(long, key=long.__getitem__)!r} with {max(long.values()):,}: set "
-            f"data.max_prompt_tokens to leave them out ({most - config.grpo.max_completion_length:,} leaves room for "
-            "whole completions)" + ", or raise rollout.max_model_length" * (most == chosen)
+            f"data.max_prompt_tokens to leave them out{whole}{more}"
         )
 
 

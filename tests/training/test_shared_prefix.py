@@ -443,6 +443,7 @@ def _record_passes(trainer: SharedPrefixTrainer, monkeypatch: pytest.MonkeyPatch
     ("method", "parameters"),
     [
         ("_prepare_inputs", "generation_batch"),
+        ("_generate_and_score_completions", "inputs"),
         ("_compute_loss", "model inputs"),
         (
             "_get_per_token_logps_and_entropies",

@@ -104,7 +104,8 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
                 raise DataError("\n".join(_fault_lines(outcome)))
             items += outcome.items
         if not items:
-            raise DataError(f"{data.path}: no row can be imported:\n" + "\n".join(tally.faults[:_MAX_PLACES]))
+            first = "\n".join(tally.faults[:_MAX_PLACES])
+            raise DataError(f"{data.path}: no row can be imported (tal data validate counts all faults):\n{first}")
         chosen = choose(items, data, SOURCES[data.source].applies, seed)
         file.writelines(map(jsonl.line, chosen))
         tally.written = len(chosen)

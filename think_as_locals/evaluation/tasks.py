@@ -34,7 +34,7 @@ from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, Item
 
-_ANSWER = re.compile(  # not "the answer a local gives", nor "Answer: a bow"
+_ANSWER = re.compile(  # not "the answer a local gives", nor "Answer: a bow"; "A bow" counts
     rf"(?<!\w)answer[ \t*]{{0,8}}:[ \t:*(\[]{{0,8}}([{LABELS}])(?!\w|(?<=(?-i:a))[ \t]+\w)", re.IGNORECASE
 )
 _LETTER = re.compile(rf"[\s*(\[]{{0,8}}([{LABELS}])[\s*)\].]{{0,8}}", re.IGNORECASE)

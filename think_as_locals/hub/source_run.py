@@ -157,7 +157,7 @@ def _common_facts(
 ) -> dict[str, Any]:
     """Return the fields of `TrainedRun` other than `config`."""
     results = (*results, *(each for evaluation in evaluations for each in _evaluation_results(evaluation, model)))
-    names = [result.name for result in results]
+    names = [result.name.replace(", ", "-") for result in results]  # as their files are called
     if len(set(names)) < len(names):
         raise DataError(f"evaluations with the same name ({', '.join(names)}): each needs its own run.name")
     environment, workers = (read_json(path) if path.is_file() else {} for path in (folder.environment, folder.workers))

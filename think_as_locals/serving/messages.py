@@ -129,8 +129,8 @@ class Message(BaseModel):
 class JudgeItem(Message):
     """A prompt and the responses to choose from.
 
-    `culture` is required, but may be null, for nowhere in particular. Other fields of training rows are allowed and
-    ignored: a judge is not told the best response.
+    `culture` (a code, a country's name or a free name) is required, but may be null, for nowhere in particular. Other
+    fields of training rows are allowed and ignored: a judge is not told the best response.
     """
 
     prompt: Text
@@ -231,7 +231,7 @@ class Label(Message):
             return label
         code = culture_code(label.culture)
         if code is None and (label.culture == value or culture_fault(label.culture)):  # a bare text may be anything
-            expected = 'ISO 3166 code or English name of a country, or {"culture": ...} with another culture\'s name'
+            expected = 'ISO 3166 code or name of a country, or {"culture": ...} with another culture\'s name'
             raise RequestError(422, place, shown(label.culture), expected)
         return label.model_copy(update={"culture": code or label.culture})
 

@@ -54,7 +54,7 @@ T = TypeVar("T")
 RewardFunction = Callable[..., Sequence[float | None]]
 """Takes TRL's batch by keyword (`prompts`, `completions`, columns of the data set); returns a reward for each row."""
 
-_MAX_CHECKED, _SAMPLE = 20_000, 5_000  # the texts of more items are not all checked before training: 0.6 ms each
+MAX_CHECKED, _SAMPLE = 20_000, 5_000  # the texts of more items are not all checked before training: 0.6 ms each
 
 
 class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
@@ -355,7 +355,7 @@ class PromptDataset(LazyDataset):
         self._items, self._sources, self._chat, self._seed = items, sources, chat, config.seed
         self._settings = {"special_tokens": chat.special_tokens, **config.prompt.arguments()}
         count = len(items)
-        self._checked = range(count) if count <= _MAX_CHECKED else {i * count // _SAMPLE for i in range(_SAMPLE)}
+        self._checked = range(count) if count <= MAX_CHECKED else {i * count // _SAMPLE for i in range(_SAMPLE)}
         chat.check_texts(items[number] for number in self._checked)
 
     def rows(self, indices: Sequence[int]) -> dict[str, Any]:
