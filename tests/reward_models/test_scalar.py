@@ -244,6 +244,11 @@ def test_too_long_response_is_rejected_before_any_answer_is_kept(path: str) -> N
         ScalarRM.load(path, max_length=300)
 
 
+def test_model_that_is_nowhere_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match=r"'owner/none' is not a directory, and the Hub has no config\.json of it"):
+        ScalarRM.load("owner/none")
+
+
 @pytest.mark.parametrize("labels", [2, 3])
 def test_head_with_several_labels_is_rejected(tmp_path: Path, labels: int) -> None:
     path = write_classifier(tmp_path, num_labels=labels)

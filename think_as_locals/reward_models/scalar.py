@@ -33,7 +33,7 @@ from think_as_locals.reward_models.reward_model import (
     margin,
     query_all,
 )
-from think_as_locals.runtime.model_files import reading_model
+from think_as_locals.runtime.model_files import model_file, reading_model
 from think_as_locals.types import LABELS, Item, Judgement, ModelError, TooLongError, first_of
 
 _logger = logging.getLogger(__name__)
@@ -236,6 +236,7 @@ class ScalarRM(BatchScorer):
             new_head_seed: Adds a random head to a model without one: a baseline and no reward model.
             **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
         """
+        model_file(path, "config.json", revision)  # without such a model, or a network, an error at once
         with reading_model(path):
             model = _load_model(path, dtype, device_map, revision, new_head_seed)
             tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
