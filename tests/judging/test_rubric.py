@@ -118,7 +118,7 @@ DISGUISED_LABELS = [
         "选b对",
         "คำตอบbถูก",
     ),
-    *("[a]", "a)", "the best is a", "А)", "α.", "(с)", "(С)", "Ϲ", "ᴄ", "ԁ", "Ꭰ", "Ⅾ", "ⅽ"),
+    *("[a]", "a)", "the best is a", "b wins", "b,then c", "А)", "α.", "(с)", "(С)", "Ϲ", "ᴄ", "ԁ", "Ꭰ", "Ⅾ", "ⅽ"),
 ]
 ONE_LETTER_WORDS = [  # and what else honest rubrics write with one letter
     *(
@@ -167,8 +167,9 @@ def test_span_ends_before_a_line_that_names_a_response(leak: str) -> None:
     ],
 )
 def test_label_inside_a_word_or_not_offered_does_not_cut_the_span(clean: str) -> None:
-    lines = LINES[0], f"- 50 | Place | {clean}"
-    assert span(text_of(*lines)) == rubric_of(*lines)
+    for before in ("- 50 | Place | ", "- 50 | Place |"):
+        lines = LINES[0], f"{before}{clean}"
+        assert span(text_of(*lines)) == rubric_of(*lines)
 
 
 @pytest.mark.parametrize("language", HONEST)
@@ -336,6 +337,7 @@ def test_criterion_needs_about_three_meaningful_words(criterion: tuple[str, str]
         ("Custom: A is Chinese, B Japanese. Respect: C shows it, as Thai people do.", 3),
         ("A: Chinese custom. B: A bow, which people there rarely make. C: the greeting of Thailand.", 3),  # an article
         ("A: Chinese. C: the wai of Thailand.", 2),
+        ("A: Chinese food. B: that would not be respect yet.", 2),  # stop words around one word of a response
         ("A: a Thai greeting. B: a Thai greeting. C: a Thai greeting.", 1),
         ("A: no. B: no. C: yes.", 0),
         ("A: river. B: stone. C: glass.", 0),  # of something else
@@ -440,6 +442,12 @@ def test_check_languages_rejects_languages_without_a_known_script(language: str,
 )
 def test_used_share_finds_inflected_criterion_names(language: str, name: str, analysis: str, used: bool) -> None:
     assert used_share(rubric((name, "zzzz qqqq xxxx")), analysis, item_in(language), language) == used
+
+
+def test_used_share_ignores_quotations_of_responses() -> None:
+    asked, criteria = item_in("en"), rubric(("Respect", "zzzz qqqq xxxx"))
+    assert used_share(criteria, f"A: {asked.responses[2]}", asked, "en") == 0.0
+    assert used_share(criteria, f"A: {asked.responses[2]} It shows respect.", asked, "en") == 1.0
 
 
 def test_english_rubric_earns_quality_on_items_in_other_scripts() -> None:
