@@ -110,7 +110,7 @@ def test_every_model_and_trainer_rejects_items_with_reserved_tokens(reads: str, 
 def test_of_many_training_items_some_are_checked_at_once_and_others_when_accessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpo, "_MAX_CHECKED", 3)
+    monkeypatch.setattr(grpo, "MAX_CHECKED", 3)
     monkeypatch.setattr(grpo, "_SAMPLE", 2)
     chat = load_chat(TRAINING, write_model(tmp_path, Qwen3ForCausalLM, 0, odd_tokenizer()))
     items = [an_item(number) for number in range(4)]
