@@ -15,7 +15,7 @@ from rich.progress import Progress
 from think_as_locals.config.model_schema import EditConfig
 from think_as_locals.data import edit_rules
 from think_as_locals.data.edits import Edit
-from think_as_locals.data.languages import language_tag
+from think_as_locals.data.languages import language_fault, language_tag
 from think_as_locals.data.load import describe_items, load_side
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
@@ -32,8 +32,8 @@ from think_as_locals.types import ConfigError, DataError, Item
 
 def load_data(config: EditConfig) -> Sequence[Item]:
     """Load the items to edit."""
-    if language_tag(config.language) is None:
-        raise ConfigError(f"language: got {config.language!r}, expected an English name or a BCP-47 tag")
+    if fault := language_fault(config.language):
+        raise ConfigError(f"language: got {config.language!r}, {fault}")
     return load_side(config.data, config.seed, config.items)
 
 

@@ -147,8 +147,7 @@ def _summarise(source: str, path: Path) -> str:
 
     data = load_data_config([f"data={source}", f"data.path={quoted(str(path))}"]).data
     tally = validate_rows(data, strict=False, quarantine=None)
-    if not tally.items:
-        raise DataError(f"{path}: no row can be imported:\n" + "\n".join(tally.faults[:3]))
+    tally.require_items(path)
     items = [item for outcome in row_outcomes(data) for item in outcome.items]
     command = f"tal data validate {shlex.quote(str(path))}"
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; {command} lists them"

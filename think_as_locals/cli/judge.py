@@ -94,16 +94,18 @@ def _items(arguments: Namespace) -> list[Item]:
     from think_as_locals.config.checks import load_data_config
     from think_as_locals.config.compose import quoted
     from think_as_locals.data import read
-    from think_as_locals.data.languages import culture_fault, language_tag
+    from think_as_locals.data.languages import culture_fault, language_fault, language_tag
     from think_as_locals.data.rows import Row, mark_repeats, read_rows, valid_items
     from think_as_locals.data.sources import jsonl
 
     path, culture = arguments.items, arguments.culture
-    if culture is not None and (fault := culture_fault(culture)):
-        raise ConfigError(f"--culture: got {culture!r}, {fault}")
-    language = None if arguments.language is None else language_tag(arguments.language)
-    if language is None and arguments.language is not None:
-        raise ConfigError(f"--language: got {arguments.language!r}, expected an English name or a BCP-47 tag")
+    for option, value, fault_of in (
+        ("culture", culture, culture_fault),
+        ("language", arguments.language, language_fault),
+    ):
+        if value is not None and (fault := fault_of(value)):
+            raise ConfigError(f"--{option}: got {value!r}, {fault}")
+    language = arguments.language and language_tag(arguments.language)
     items: Iterable[Item]
     if not one and (source := _source_of(path)) is not None:
         overrides = [f"data.language={language}"] if language else []

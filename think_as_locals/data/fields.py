@@ -15,7 +15,14 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, PlainValidator, PrivateAttr, ValidationInfo
 
-from think_as_locals.data.languages import culture_code, culture_fault, language_tag, similar_country
+from think_as_locals.data.languages import (
+    culture_code,
+    culture_fault,
+    language_fault,
+    language_tag,
+    named_culture,
+    similar_country,
+)
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable
 from think_as_locals.types import LABELS, Item, is_text, shown
 
@@ -83,11 +90,9 @@ def _check_identifier(name: str, value: Any, faults: list[Fault]) -> str:
 
 def _check_language(name: str, value: Any, faults: list[Fault]) -> str:
     given = check_text(name, value, faults)
-    tag = language_tag(given) if given else ""
-    if tag is None:
-        message = f"{name} {shown(given)}: expected an English name or a BCP-47 tag"
-        faults.append(Fault(Defect.UNKNOWN_LANGUAGE, message))
-    return tag or ""
+    if given and (fault := language_fault(given)):
+        faults.append(Fault(Defect.UNKNOWN_LANGUAGE, f"{name} {shown(given)}: {fault}"))
+    return (given and language_tag(given)) or ""
 
 
 def check_country(name: str, value: Any, faults: list[Fault]) -> str | None:
@@ -104,8 +109,7 @@ def check_country(name: str, value: Any, faults: list[Fault]) -> str | None:
 def check_culture(name: str, value: Any, faults: list[Fault], names: bool = False) -> str | None:
     """Read the code of a country or region, or a free name; with `names`, read a country's name as its code."""
     given = check_text(name, value, faults)
-    if names and len(given) > 2 and (code := culture_code(given)):
-        return code
+    given = named_culture(given) if names else given
     if given and (fault := culture_fault(given)):
         faults.append(Fault(Defect.UNKNOWN_CULTURE, f"{name} {shown(given)}: {fault}"))
     return given or None

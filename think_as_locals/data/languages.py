@@ -67,6 +67,11 @@ def language_tag(name: str) -> str | None:
     return "-".join(filter(None, parts)) if language in known else None
 
 
+def language_fault(name: str) -> str | None:
+    """Return why a text is neither the English name of a language nor its tag, or `None` if it is one."""
+    return "expected an English name or a BCP-47 tag" if language_tag(name) is None else None
+
+
 def culture_code(name: str) -> str | None:
     """Return the code of a country, given its name or that of its people in any of ten languages, or a code."""
     plain = _plain(name)
@@ -86,6 +91,11 @@ def similar_country(name: str) -> str | None:
         if known[0] == plain[0] and abs(len(known) - len(plain)) < 2:
             return english[known]
     return None
+
+
+def named_culture(text: str) -> str:
+    """Return the code of a country that is named in any of ten languages; other texts, and codes, as they are."""
+    return (len(text) > 2 and culture_code(text)) or text
 
 
 def culture_fault(culture: str) -> str | None:

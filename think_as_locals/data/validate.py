@@ -68,6 +68,12 @@ class Tally:
         checked = {"clean": self.clean, "languages_checked": _IDENTIFIES_LANGUAGES}
         return {**counts, **checked, "defects": defects, "faults": self.faults}
 
+    def require_items(self, path: object) -> None:
+        """Raise a DataError with the first faults if no row gives an item."""
+        if not self.items:
+            first = "\n".join(self.faults[:_MAX_PLACES])
+            raise DataError(f"{path}: no row can be imported (tal data validate counts all faults):\n{first}")
+
     def __str__(self) -> str:
         aside = self.rows - self.imported
         chosen = "" if self.written in (None, self.items) else f"; {self.written:,} items written, as data.* asks"
@@ -103,9 +109,7 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))
             items += outcome.items
-        if not items:
-            first = "\n".join(tally.faults[:_MAX_PLACES])
-            raise DataError(f"{data.path}: no row can be imported (tal data validate counts all faults):\n{first}")
+        tally.require_items(data.path)
         chosen = choose(items, data, SOURCES[data.source].applies, seed)
         file.writelines(map(jsonl.line, chosen))
         tally.written = len(chosen)

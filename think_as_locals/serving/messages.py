@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.exceptions import HTTPException
 
 from think_as_locals.config.model_schema import LimitsSection
-from think_as_locals.data.languages import culture_code, culture_fault
+from think_as_locals.data.languages import culture_code, culture_fault, named_culture
 from think_as_locals.data.sources.jsonl import PLACEHOLDERS
 from think_as_locals.types import LABELS, Criterion, DataError, Item, shown
 
@@ -149,11 +149,10 @@ class JudgeItem(Message):
     @field_validator("culture")
     @classmethod
     def _check_culture(cls, culture: str | None) -> str | None:
-        if culture and len(culture) > 2 and (code := culture_code(culture)):  # a country's name, as in rows of pairs
-            return code
-        if culture and (fault := culture_fault(culture)):
+        named = culture and named_culture(culture)
+        if named and (fault := culture_fault(named)):
             raise ValueError(fault.removeprefix("expected "))
-        return culture
+        return named
 
     def item(self, default_id: str) -> Item:
         """Return the `Item`; a `DataError` if two responses are equal or one is blank."""

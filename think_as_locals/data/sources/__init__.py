@@ -12,7 +12,7 @@ from typing import Any
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
 from think_as_locals.data.fields import RowModel
-from think_as_locals.data.languages import culture_fault, language_tag
+from think_as_locals.data.languages import culture_fault, language_fault
 from think_as_locals.data.rows import Defect, Outcome, Row, local_path, name_ignored_columns, path_of, read_rows
 from think_as_locals.data.sources import (
     blend,
@@ -145,8 +145,8 @@ def check_settings(data: DataSection) -> None:
             raise DataError(
                 f"data.{name}: not used by data={data.source}; it is what rows are given that lack it: {users}"
             )
-    if data.language is not None and language_tag(data.language) is None:
-        raise DataError(f"data.language: got {data.language!r}, expected an English name or a BCP-47 tag")
+    if data.language is not None and (fault := language_fault(data.language)):
+        raise DataError(f"data.language: got {data.language!r}, {fault}")
     for name, cultures in (("culture", [data.culture]), ("countries", data.countries or [])):
         for culture in filter(None, cultures):
             if fault := culture_fault(culture):
