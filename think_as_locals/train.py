@@ -109,12 +109,9 @@ def cold_start(
         return
     state = PartialState()
     count = sft.max_steps * sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
-    name_criteria = "rubric_quality" in config.reward.weighted()  # GRPO reinforces only what it has seen
     # A file has them source by source; ours are drawn at random: a new judge's tokenizer is trained on the first.
     written = random.Random(config.seed).sample(data.demonstrations, len(data.demonstrations))
-    demonstrations = written or list(
-        demonstrate(data.train, count, sft, config.seed, config.prompt.template, name_criteria)
-    )
+    demonstrations = written or list(demonstrate(data.train, count, sft, config.seed, config.prompt.template))
     model = str(config.model.path)
     if config.model.scratch is not None:
         model = str(folder.cold_start.untrained)

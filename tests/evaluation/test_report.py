@@ -31,9 +31,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = judge_all(lambda i: None if i % 12 == 11 else i % 6 > 1, ITEMS)
     measure(folder, 20, made, dataset="culture_cards")
     lines = [{"stage": "sft", "step": s, "loss": 1.0} for s in range(3)]
-    idle = {"reward/idle_share": 0.25}
+    degenerate = {"degenerate_reward_share": 0.25}
     lines += [
-        {"stage": "grpo", "step": s, "reward": s / 20 - 0.5, "rewards/mine/mean": s / 40, **idle} for s in range(1, 21)
+        {"stage": "grpo", "step": s, "reward": s / 20 - 0.5, "rewards/mine/mean": s / 40, **degenerate}
+        for s in range(1, 21)
     ]
     log = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(log + '{"stage": "grpo", "st')

@@ -1,9 +1,8 @@
-"""Completions about one question: honest ones in twelve languages, and the cheapest that judge nothing."""
+"""Completions about one question: honest ones in twelve languages, and cheap ones that judge nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from unicodedata import normalize
 
 from think_as_locals.data.cards import cards, cultures
 from think_as_locals.types import LABELS, Item
@@ -84,41 +83,6 @@ _NO_CARDS = {  # the question and the customs where the cards have none
     ),
 }
 
-# Words that say nothing by themselves, nine for the rubric and nine for the analysis; letters; and yes and no.
-STOP_WORDS = {
-    "en": "the of and to in it is that for on with as at by from or but not",
-    "de": "der von und zu in es ist dass für auf mit als an bei aus oder aber nicht",
-    "ru": "и в на не что он с как это по но к из у за от для же",
-    "ar": "من في على إلى عن أن هذا التي ما لا مع كل هو هي كان بعد ثم أو",
-    "zh": "的 了 是 在 和 与 也 就 都 而 及 或 但 于 之 其 这 那",
-    "th": "ที่ ของ และ ใน เป็น ได้ ให้ กับ ก็ จะ มี ไม่ นี้ นั้น แต่ หรือ โดย ซึ่ง",
-    "ko": "이 그 저 것 수 등 및 를 을 은 는 가 의 에 와 과 도 로",
-    "hi": "के में है और की को से का पर यह था थे कर तो ही या हो भी",
-}
-LETTERS = {
-    "en": "abcdefghi",
-    "de": "äbcdefghi",
-    "ru": "абвгдежзи",
-    "ar": "ابتثجحخدذ",
-    "zh": "一二三四五六七八九",
-    "th": "กขคงจฉชซฌ",
-    "ko": "가나다라마바사아자",
-    "hi": "कखगघङचछजझ",
-}
-ANSWERS = {
-    "en": ("no", "yes"),
-    "de": ("nein", "ja"),
-    "ru": ("нет", "да"),
-    "ar": ("لا", "نعم"),
-    "zh": ("不", "是"),
-    "th": ("ไม่", "ใช่"),
-    "ko": ("아니다", "맞다"),
-    "hi": ("नहीं", "हाँ"),
-}
-
-# What no rule sees without a dictionary: Korean writes "is not" and "is right" with words that are no stop words.
-UNSEEN = {("ko", "analysis: the responses, no and yes")}
-
 Criteria = tuple[tuple[str, str], ...]
 
 
@@ -150,92 +114,29 @@ def honest(language: str) -> str:
     return completion(HONEST[language][0], _each(HONEST[language][1]))
 
 
-def idle(language: str) -> Iterator[tuple[str, str]]:
-    """The cheapest completions that keep the grammar and judge nothing, by name."""
+def degenerate(language: str) -> Iterator[tuple[str, str]]:
+    """Cheap completions that keep the grammar and judge nothing, or hardly anything, by name."""
     item, (rubric, weighed) = item_in(language), HONEST[language]
-    words, letters, (no, yes) = STOP_WORDS[language].split(), LETTERS[language], ANSWERS[language]
-    single: Criteria = ((letters[0], letters[1]), (letters[2], letters[3]), (letters[4], letters[5]))
-    stop: Criteria = tuple((words[i], " ".join(words[i + 1 : i + 3])) for i in (0, 3, 6))
-    answers, turned = _each((no, no, yes)), (*item.responses[1:], item.responses[0])
-    cheap_rubrics: dict[str, Criteria] = {
-        "single letters": single,
-        "digits": (("1", "2"), ("3", "4"), ("5", "6")),
-        "punctuation": ((".", ","), ("!", "?"), (":", ";")),
-        "stop words": stop,
-        "long stop words": tuple((words[i], " ".join(words[9 + i : 12 + i] * 4)) for i in (0, 3, 6)),
-        "one letter, long": tuple((letter * 9, letter * 30) for letter in letters[:3]),
-        "the responses": tuple((text.split()[0] + str(i), text) for i, text in enumerate(item.responses)),
-        "the prompt": tuple((f"{item.prompt[:9]}{i}", item.prompt) for i in range(3)),
-        "the prompt and a response": tuple((str(i), f"{item.prompt} {text}") for i, text in enumerate(item.responses)),
-        "words of the rubric, repeated": tuple((name, f"{name} " * 5) for name, _ in rubric),
-        "zero width": tuple(("\u200b" * i, "\u200b") for i in (1, 2, 3)),
-        "one criterion thrice": tuple((rubric[0][0] + mark, rubric[0][1]) for mark in ("", ".", "!")),
-        "emoji": (("👍", "🙏"), ("🎎", "🏮"), ("⭐", "✨")),
-        "pairs of letters": tuple((letters[i : i + 2], letters[i + 1 : i + 3]) for i in (0, 3, 6)),
-        "the responses, backwards": tuple((str(i), text[::-1]) for i, text in enumerate(item.responses)),
-        "the responses, spliced": tuple(
-            (str(i), first[: len(first) // 2] + second[len(second) // 2 :])
-            for i, first, second in zip(range(3), item.responses, turned, strict=True)
-        ),
-        "the responses, decomposed": tuple((str(i), normalize("NFD", text)) for i, text in enumerate(item.responses)),
-    }
-    cheap_analyses = {
-        "one mark": ".",
-        "zero width": "\u200b",
-        "letters": " ".join(letters[:3]),
-        "the labels": "A B C",
-        "labels and punctuation": _each((".", "-", "!")),
-        "labels and digits": _each(("1", "2", "3")),
-        "no and yes": answers,
-        "stop words": _each(tuple(" ".join(words[i : i + 3]) for i in (9, 12, 15))),
-        "the responses": _each(item.responses),
-        "the prompt": _each((item.prompt,) * 3),
-        "the same thrice": _each((weighed[2],) * 3),
-        "the same, numbered": _each(tuple(f"{weighed[2]} {i}" for i in range(3))),
-        "the same, once, twice, thrice": _each(tuple(" ".join([weighed[2]] * i) for i in (1, 2, 3))),
-        "the responses, numbered": _each(tuple(f"{text} {i}" for i, text in enumerate(item.responses))),
-        "the rubric's texts": _each(tuple(text for _, text in rubric)),
-        "the responses and no": _each(tuple(f"{text} {no}" for text in item.responses)),
-        "the responses and a word": _each(tuple(f"{text} {rubric[0][0]}" for text in item.responses)),
-        "the rubric": " ".join(name for name, _ in rubric),
-        "the names": _each(tuple(name for name, _ in rubric)),
-        "the descriptions": _each(tuple(text for _, text in rubric)),
-        "names and responses": _each(tuple(f"{rubric[i][0]} {text}" for i, text in enumerate(item.responses))),
-        "pairs of letters": _each(tuple(letters[i : i + 2] for i in (0, 3, 6))),
-        "the verdict alone": f"C: {weighed[2]}",
-        "the responses, backwards": _each(tuple(text[::-1] for text in item.responses)),
-        "the responses, no and yes": _each(tuple(map(" ".join, zip(item.responses, (no, no, yes), strict=True)))),
-        "the responses and runs of letters": _each(
-            tuple(f"{text} {letters[i] * 5}" for i, text in enumerate(item.responses))
-        ),
-        "keys of a keyboard": _each(
-            ("йцукен", "фывапр", "ячсмит") if letters[0].isascii() else ("qwerty", "asdfgh", "zxcvbn")
-        ),
-    }
-    for name, criteria in cheap_rubrics.items():
-        yield f"rubric: {name}", completion(criteria, answers)
-        yield f"rubric: {name}, named", completion(criteria, " ".join(name for name, _ in criteria))
-        yield f"rubric: {name}, honest analysis", completion(criteria, _each(weighed))
-    for name, analysis in cheap_analyses.items():
-        yield f"analysis: {name}", completion(rubric, analysis)
-        yield f"both: {name}", completion(single, analysis)
-    yield "weights 098", completion(single, " ".join(letters[:5:2]), ("1", "1", "098"))
+    letters: Criteria = (("a", "bcd"), ("e", "fgh"), ("i", "jkl"))
+    yield "rubric: letters", completion(letters, _each(weighed))
+    yield "rubric: punctuation", completion(((".", ","), ("!", "?"), (":", ";")), _each(weighed))
     yield (
-        "names that differ by nothing to see",
-        completion(tuple((f"{letters[0]}{m}", letters[1]) for m in ("", "\u200b", "\u2060")), answers),
+        "rubric: one criterion thrice",
+        completion(tuple((f"{rubric[0][0]}{i}", rubric[0][1]) for i in range(3)), _each(weighed)),
     )
+    yield "rubric: the question", completion(tuple((f"{i}", item.prompt) for i in range(3)), _each(weighed))
+    yield (
+        "rubric: the responses",
+        completion(tuple((f"{i}", text) for i, text in enumerate(item.responses)), _each(weighed)),
+    )
+    yield "analysis: one mark", completion(rubric, ".")
+    yield "analysis: the labels", completion(rubric, "A B C")
+    yield "analysis: the responses", completion(rubric, _each(item.responses))
+    yield "analysis: the same thrice", completion(rubric, _each((weighed[2],) * 3))
+    yield "analysis: the verdict alone", completion(rubric, f"C: {weighed[2]}")
+    yield "analysis: numbers", completion(rubric, _each(("1", "2", "3")))
     yield "nothing but a verdict", "<verdict>C</verdict>"
     yield "no rubric", f"<rubric>\n</rubric>\n<analysis>\n{_each(weighed)}\n</analysis>\n<verdict>C</verdict>"
-
-
-def invented(language: str) -> Iterator[tuple[str, str]]:
-    """Words that are none, with an honest rubric or analysis: a reward without a dictionary pays for them."""
-    (rubric, weighed), letters, words = HONEST[language], LETTERS[language], STOP_WORDS[language].split()
-    mixed = [letters[i : i + 3] * 2 + letters[i + 1 : i + 3] + letters for i in (0, 2, 4)]
-    yield "rubric: letters in a mix", completion(tuple((word[:5], word) for word in mixed), _each(weighed))
-    yield "analysis: letters in a mix", completion(rubric, _each(tuple(mixed)))
-    joined = ["".join(words[i : i + 3]) for i in range(0, 18, 3)]
-    yield "rubric: stop words joined", completion(tuple(zip(joined[::2], joined[1::2], strict=True)), _each(weighed))
 
 
 def _each(texts: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Reward hacking: the cheapest completions that judge nothing earn less than mediocre honest ones.
+"""Reward hacking: what honest completions earn, and what cheap ones that judge nothing earn.
 
 `tests/golden/frontier.json` is what each earns; `python tests/judging/test_frontier.py` writes it anew.
 """
@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from judging.frontier import HONEST, STOP_WORDS, UNSEEN, honest, idle, invented, item_in
+from judging.frontier import HONEST, degenerate, honest, item_in
 
-from think_as_locals.config.checks import load_recipe
-from think_as_locals.judging import COMPONENTS, RULES, Evidence, judges_nothing, parse
+from think_as_locals.judging import COMPONENTS, RULES, Evidence, is_degenerate, parse
 from think_as_locals.types import RewardBreakdown
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frontier.json"
@@ -43,82 +42,45 @@ def paid(
 
 
 def frontier() -> dict[str, Any]:
-    """What honest and idle completions earn of the components that differ, by language."""
+    """What honest and degenerate completions earn of the components that differ, by language."""
     names = ("criteria_gain", "structure", "rubric_quality")
 
     def figures(text: str, language: str) -> list[float]:
         return [round(paid(text, language).parts[name], 3) for name in names]
 
-    cheapest = {language: {name: figures(text, language) for name, text in idle(language)} for language in STOP_WORDS}
-    none = {language: {name: figures(text, language) for name, text in invented(language)} for language in STOP_WORDS}
+    cheap = {language: {name: figures(text, language) for name, text in degenerate(language)} for language in HONEST}
     return {
         "components": names,
-        "invented": {name: {each: rows[name] for each, rows in none.items()} for name in none["en"]},
         "honest": {language: figures(honest(language), language) for language in HONEST},
-        "idle": {name: {each: rows[name] for each, rows in cheapest.items()} for name in cheapest["en"]},
+        "degenerate": {name: {each: rows[name] for each, rows in cheap.items()} for name in cheap["en"]},
     }
 
 
 def written(found: Mapping[str, Any]) -> str:
-    rows = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in found["idle"].items()]
-    idle_rows = ",\n".join(rows)
+    rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in found["degenerate"].items())
+    honest_row = json.dumps(found["honest"])
     return (
-        f'{{"components": {json.dumps(found["components"])},\n"honest": {json.dumps(found["honest"])},\n'
-        f'"invented": {json.dumps(found["invented"])},\n'
-        f'"idle": {{\n{idle_rows}\n}}}}\n'
+        f'{{"components": {json.dumps(found["components"])},\n"honest": {honest_row},\n"degenerate": {{\n{rows}\n}}}}\n'
     )
 
 
 def test_frontier_rewards_match_the_golden_file() -> None:
-    found = frontier()
-    assert json.loads(GOLDEN.read_text(encoding="utf-8")) == json.loads(written(found))
-    assert len(found["idle"]) >= 40
-    assert len(STOP_WORDS) >= 6
+    """A record of what a pure function sees and what it does not."""
+    assert GOLDEN.read_text(encoding="utf-8") == written(frontier())
 
 
 @pytest.mark.parametrize("language", HONEST)
 def test_mediocre_honest_judgement_earns_every_component(language: str) -> None:
     judgement, item = parse(honest(language), 3), item_in(language)
-    assert not judges_nothing(judgement, item)
-    parts = paid(honest(language), language).parts
-    # Not the whole quality, since it hardly names its criteria.
-    quality = pytest.approx(0.6 + (0.4 / 3 if language in ("es", "ru", "vi", "km", "hi") else 0))
-    assert parts == dict.fromkeys(COMPONENTS, 1.0) | {"length": 0.0, "rubric_quality": quality}
+    assert not is_degenerate(judgement, item.responses)
+    assert paid(honest(language), language).parts == dict.fromkeys(COMPONENTS, 1.0) | {"length": 0.0}
 
 
-@pytest.mark.parametrize("language", STOP_WORDS)
-def test_idle_completion_earns_no_more_than_a_mediocre_honest_one(language: str) -> None:
-    """Not in any component, nor in the total of any shipped reward; and of rubric_quality not half of it."""
-    fair = paid(honest(language), language)
-    options = [path.stem for path in Path("conf/reward").glob("*.yaml")]
-    weights = {
-        option: load_recipe("recipes/tal_grpo.yaml", [f"reward={option}"]).reward.weighted() for option in options
-    }
-    assert "full" in weights
-    for name, text in idle(language):
-        earned = paid(text, language)
-        assert all(earned.parts[each] <= fair.parts[each] for each in COMPONENTS), name
-        half = 0.5 * fair.parts["rubric_quality"]
-        assert (earned.parts["rubric_quality"] < half) == ((language, name) not in UNSEEN), name
-        for option, weighted in weights.items():
-            assert earned.total(weighted) <= fair.total(weighted), (name, option)
-        if (language, name) not in UNSEEN:
-            assert earned.total(weights["full"]) < fair.total(weights["full"]), name
-
-
-@pytest.mark.parametrize("language", STOP_WORDS)
-def test_invented_words_earn_no_more_than_a_mediocre_honest_one(language: str) -> None:
-    """They are paid: what a pure function cannot see is on record, and bounded."""
-    fair = paid(honest(language), language)
-    for name, text in invented(language):
-        assert all(value <= fair.parts[each] + 1e-9 for each, value in paid(text, language).parts.items()), name
-
-
-@pytest.mark.parametrize("language", STOP_WORDS)
-def test_judges_nothing_recognises_most_idle_completions(language: str) -> None:
-    found = [name for name, text in idle(language) if not judges_nothing(parse(text, 3), item_in(language))]
-    partly = ("the same", "one criterion thrice", "the verdict alone", "the responses and", "the responses, numbered")
-    assert all(any(part in name for part in partly) or (language, name) in UNSEEN for name in found), found
+@pytest.mark.parametrize("language", HONEST)
+def test_degenerate_completion_earns_no_more_than_an_honest_one(language: str) -> None:
+    fair = paid(honest(language), language).parts
+    for name, text in degenerate(language):
+        assert all(value <= fair[each] for each, value in paid(text, language).parts.items()), name
 
 
 # --- no component pays for what is absent ---
@@ -176,7 +138,7 @@ def test_broken_completion_earns_nothing_for_missing_sections(
     language, text, absent = case
     fair, parts = paid(honest(language), language, "stop", evidence).parts, paid(text, language, reason, evidence).parts
     judgement = parse(text, 3, reason)
-    assert judges_nothing(judgement, item_in(language))
+    assert is_degenerate(judgement, item_in(language).responses)
     assert parts["correctness"] == -1.0
     assert parts["consistency"] == 0.0
     assert parts["structure"] == pytest.approx(1 - len(judgement.issues) / len(RULES))

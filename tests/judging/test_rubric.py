@@ -12,17 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from judging.frontier import HONEST, honest, item_in
 
-from think_as_locals.judging import Evidence, judges_nothing, parse, rubric_span, score, write
+from think_as_locals.judging import Evidence, parse, rubric_span, score, write
 from think_as_locals.judging.formats import forced_verdict
-from think_as_locals.judging.rubric import (
-    check_languages,
-    criteria_share,
-    language_of,
-    script_share,
-    scripts,
-    used_share,
-    weighed_share,
-)
+from think_as_locals.judging.rubric import check_languages, distinct_share, script_share, scripts, weighed_share
 from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric, RubricLanguage
 
 thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
@@ -240,11 +232,11 @@ def test_text_after_a_rubric_does_not_change_its_span(lines: list[str], tail: st
     [
         f"- 10 | x | {text}"
         for text in (
-            "ab" * 150_000,
-            "a to " * 80_000,
-            "é" * 300_000,
-            "z" + "\u0316\u0301" * 150_000,
-            "z" + "1" * 300_000,
+            "ab" * 75_000,
+            "a to " * 40_000,
+            "é" * 150_000,
+            "z" + "\u0316\u0301" * 75_000,
+            "z" + "1" * 150_000,
         )
     ],
 )
@@ -296,37 +288,12 @@ DISTINCT = {
 
 
 @pytest.mark.parametrize("language", DISTINCT)
-def test_criteria_share_counts_distinct_criteria_in_any_script(language: str) -> None:
+def test_distinct_share_counts_criteria_that_do_not_repeat_earlier_ones(language: str) -> None:
     first, second, third = DISTINCT[language]
-    asked = item_in(language)
-
-    def share(*criteria: tuple[str, str]) -> float:
-        return criteria_share(rubric(*criteria), asked, language)
-
-    assert share(first, second, third) == 1.0
-    assert share(first, second, (third[0], f"{first[1]} {first[0]}")) == pytest.approx(2 / 3)
-    assert share(first, first, first) == pytest.approx(1 / 3)
-    assert share(first, second, ("?", asked.responses[1])) == pytest.approx(2 / 3)
-    assert share(first, (".", asked.prompt), (";", asked.prompt)) == pytest.approx(1 / 3)
-    if language in ("zh", "ja", "th"):  # where spaces separate no words, more of them make no other criterion
-        apart = tuple(" ".join(text) for text in first)
-        assert share(first, second, apart) == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize(
-    ("criterion", "says"),
-    [
-        (("Fit", "It answers the question."), True),
-        (("Place", "It belongs there and not elsewhere."), True),  # "belongs" alone is no stop word
-        (("Place", "It is there and not there."), False),
-        (("Wai", "Thais do it."), True),
-        (("Wai", "Thais."), False),
-        (("x" * 20, "y" * 20), False),
-        (("12345", "67890 12345"), False),
-    ],
-)
-def test_criterion_needs_about_three_meaningful_words(criterion: tuple[str, str], says: bool) -> None:
-    assert criteria_share(rubric(criterion), item_in("en"), "en") == says
+    assert distinct_share(rubric(first, second, third)) == 1.0
+    assert distinct_share(rubric(first, second, (f"{first[0]}!", f"1 {first[1]}"))) == pytest.approx(2 / 3)
+    assert distinct_share(rubric(first, first, first)) == pytest.approx(1 / 3)
+    assert distinct_share(rubric(first, (".", "?"))) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -335,58 +302,31 @@ def test_criterion_needs_about_three_meaningful_words(criterion: tuple[str, str]
         ("A: Chinese. B: Japanese. C: the wai, as in Thailand.", 3),
         ("- **A** is Chinese\n- **B** is Japanese\n- **C** is the Thai wai", 3),
         ("Custom: A is Chinese, B Japanese. Respect: C shows it, as Thai people do.", 3),
-        ("A: Chinese custom. B: A bow, which people there rarely make. C: the greeting of Thailand.", 3),  # an article
+        ("A: Chinese custom. B: A bow, which people there rarely make. C: the greeting.", 3),  # an article
         ("A: Chinese. C: the wai of Thailand.", 2),
-        ("A: Chinese food. B: that would not be respect yet.", 2),  # stop words around one word of a response
+        ("A: no. B: no. C: yes.", 2),
         ("A: a Thai greeting. B: a Thai greeting. C: a Thai greeting.", 1),
-        ("A: no. B: no. C: yes.", 0),
-        ("A: river. B: stone. C: glass.", 0),  # of something else
         ("Thai people make the wai.", 0),  # of no response
         ("ABC: Thai people make the wai.", 0),
-        *(("", 0), ("\u200b", 0), ("A B C", 0), ("A. B! C?", 0)),
+        *((None, 0), ("", 0), ("\u200b", 0), ("A", 0), ("A!", 0)),
     ],
 )
-def test_weighed_share_counts_responses_that_the_analysis_discusses(analysis: str, weighed: int) -> None:
-    assert weighed_share(analysis, item_in("en"), "en") == pytest.approx(weighed / 3)
+def test_weighed_share_counts_responses_that_the_analysis_discusses(analysis: str | None, weighed: int) -> None:
+    assert weighed_share(analysis, item_in("en").responses) == pytest.approx(weighed / 3)
 
 
 def test_weighed_share_ignores_quotations() -> None:
-    asked = item_in("en")
-    quotes = [text for label, response in zip("ABC", asked.responses, strict=True) for text in (label, response)]
-    assert weighed_share(" ".join(quotes), asked, "en") == 0.0
-    for said, weighed in (("Chinese.", 1 / 3), ("Chinese{n}.", 1.0)):
-        remarks = [
-            f"{label}: {text} {said.format(n=n)}"
-            for n, (label, text) in enumerate(zip("ABC", asked.responses, strict=True))
-        ]
-        assert weighed_share(" ".join(remarks), asked, "en") == pytest.approx(weighed)
-    assert weighed_share(None, asked, "en") == 0.0
-
-
-def test_weighed_share_accepts_an_analysis_in_another_script() -> None:
-    assert weighed_share("A: Chinese. B: Japanese. C: the local wai.", item_in("th"), "en") == 1.0
-
-
-def test_language_of_is_english_for_mostly_latin_letters() -> None:
-    assert [language_of(text, item_in("th")) for text in ("abcกขค", "abcdกขค", "12!")] == ["th", "en", "th"]
-    assert language_of("abcd", item_in("de")) == "de"
-
-
-@pytest.mark.parametrize("language", ["", "zz", "???"])
-def test_unknown_language_is_split_at_spaces(language: str) -> None:
-    asked = replace(item_in("en"), language=language or "und")
-    judgement = parse(honest("en"), 3)
-    assert not judges_nothing(judgement, asked)
-    assert weighed_share(judgement.analysis, asked, language) == 1.0
+    responses = item_in("en").responses
+    quotes = [f"{label}: {text}" for label, text in zip("ABC", responses, strict=True)]
+    assert weighed_share(" ".join(quotes), responses) == 0.0
+    assert weighed_share(" Chinese. ".join([*quotes, ""]), responses) == 1.0
 
 
 def test_shares_take_linear_time() -> None:
-    asked = item_in("en")
     began = time.process_time()
-    weighed_share("A: word B " * 20_000, asked, "en")
-    weighed_share("ที่ของ" * 20_000 + "A", asked, "th")
-    criteria_share(rubric(*[(f"{n} name", "word " * 5_000) for n in range(7)]), asked, "en")
-    assert time.process_time() - began < 3
+    weighed_share("A: word B " * 20_000, ("x", "y"))
+    distinct_share(rubric(*[(f"{n} name", "word " * 50_000) for n in range(7)]))
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("language", DISTINCT)
@@ -419,67 +359,19 @@ def test_check_languages_rejects_languages_without_a_known_script(language: str,
     check_languages([item])
 
 
-@pytest.mark.parametrize(
-    ("language", "name", "analysis", "used"),
-    [
-        ("en", "Local customs", "A: no custom of local people.", True),
-        ("en", "Fit", "A: a profit, befitting.", False),  # short words are whole words
-        ("en", "Fit", "A: it does not fit.", True),
-        ("en", "Respect for elders", "A: nothing.", False),
-        ("de", "Höflichkeit", "A: sehr unhöflich. B: höfliche Geste.", True),
-        ("ru", "Уважение", "A: без уважения.", True),
-        ("ar", "العادة", "A: وبعادتهم لا يفعلون.", True),
-        ("ar", "المجاملة", "A: خطأ.", False),
-        ("ko", "풍습", "A: 풍습에 어긋난다.", True),
-        ("ja", "地域の習慣", "A: 習慣ではない。", False),  # less than half of the name
-        ("ja", "家の作法", "A: 作法に反する。", True),
-        ("zh", "待客礼数", "A: 礼数不周。", True),
-        ("th", "ความสุภาพ", "A: ไม่สุภาพ", True),
-        ("th", "ธรรมเนียม", "A: ผิด", False),
-        ("es", "Cortesía", "A: poco cortés.", False),  # other words of a family are not told
-        ("es", "Costumbre local", "A: no es costumbre.", True),
-    ],
-)
-def test_used_share_finds_inflected_criterion_names(language: str, name: str, analysis: str, used: bool) -> None:
-    assert used_share(rubric((name, "zzzz qqqq xxxx")), analysis, item_in(language), language) == used
-
-
-def test_used_share_ignores_quotations_of_responses() -> None:
-    asked, criteria = item_in("en"), rubric(("Respect", "zzzz qqqq xxxx"))
-    assert used_share(criteria, f"A: {asked.responses[2]}", asked, "en") == 0.0
-    assert used_share(criteria, f"A: {asked.responses[2]} It shows respect.", asked, "en") == 1.0
-
-
-def test_english_rubric_earns_quality_on_items_in_other_scripts() -> None:
-    for language in ("th", "ja", "ar", "zh"):
-        analysis = "A: no local custom, Chinese. B: respectful but Japanese. C: custom and respect, it answers best."
-        text = write(rubric(*HONEST["en"][0]), analysis, 2)
-        paid = [
-            score(parse(text, 3), item_in(language), evidence=Evidence(rubric_language=choice)).parts["rubric_quality"]
-            for choice in get_args(RubricLanguage)
-        ]
-        assert paid[0] == 0.0  # in the language of the item, as that prompt asks for
-        assert min(paid[1:]) > 0.8
-    stop = write(rubric(("The", "of and to"), ("In", "it is that"), ("On", "for with as")), "A: no. B: no. C: yes.", 2)
-    assert score(parse(stop, 3), item_in("th"), evidence=Evidence(rubric_language="any")).parts["rubric_quality"] == 0
-
-
 def test_rubric_quality_is_the_product_of_its_parts(item: Item) -> None:
     def quality(text: str, language: RubricLanguage) -> float:
-        found = score(parse(text, 4), item, evidence=Evidence(rubric_language=language))
-        return found.parts["rubric_quality"]
+        return score(parse(text, 4), item, evidence=Evidence(rubric_language=language)).parts["rubric_quality"]
 
     judged = rubric(*DISTINCT["en"])
-    lines = [
-        f"{label}: {text}" for label, text in zip("ABCD", ("elders bow", "monks greet", "tea", "rice"), strict=True)
-    ]
-    full = write(judged, "\n".join(lines), 0)
-    assert [quality(full, language) for language in get_args(RubricLanguage)] == [0.6, 0.6, 0.6]
-    names = [name for name, _ in DISTINCT["en"]]
-    assert quality(write(judged, "\n".join([*lines, *names]), 0), "en") == 1.0
-    assert quality(write(judged, "\n".join([*lines, names[0]]), 0), "en") == pytest.approx(0.6 + 0.4 / len(names))
-    assert quality(write(judged, lines[0], 0), "any") == pytest.approx(0.6 / 4)
+    lines = [f"{label}: {text}" for label, text in zip("ABCD", ("elders", "monks", "tea", "rice"), strict=True)]
+    analysis = "\n".join(lines)
+    full = write(judged, analysis, 0)
+    assert [quality(full, language) for language in get_args(RubricLanguage)] == [1.0, 1.0, 1.0]
+    assert quality(write(judged, lines[0], 0), "any") == 1 / 4
     twice = rubric(DISTINCT["en"][0], DISTINCT["en"][0], DISTINCT["en"][1])
-    assert quality(write(twice, "\n".join(lines), 0), "en") == pytest.approx(0.6 * 2 / 3)
-    for text in ("", "<rubric>\n?\n</rubric>", write(rubric(*DISTINCT["en"][:2]), "\n".join(lines), 0)):
+    assert quality(write(twice, analysis, 0), "en") == pytest.approx(2 / 3)
+    thai = write(rubric(*DISTINCT["th"]), analysis, 0)
+    assert [quality(thai, language) for language in ("en", "any")] == [0.0, 1.0]
+    for text in ("", "<rubric>\n?\n</rubric>", write(rubric(*DISTINCT["en"][:2]), analysis, 0)):
         assert quality(text, "any") == 0.0

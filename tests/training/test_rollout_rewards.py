@@ -98,7 +98,7 @@ def test_share_of_verdicts_per_label_is_logged(make: Make) -> None:
     assert "consistent_accuracy" not in logged
 
 
-def test_idle_share_of_the_reward_is_logged(make: Make) -> None:
+def test_degenerate_share_of_the_reward_is_logged(make: Make) -> None:
     presented = shuffle_responses(ITEM)
     said = "\n".join(
         f"{label}: {text} Elders there prefer{i * ' more'}."
@@ -121,9 +121,9 @@ def test_idle_share_of_the_reward_is_logged(make: Make) -> None:
         ([judged, "x"], 0.2 / 11 / (1.2 + 0.2 / 11)),  # it ended by itself: one rule of eleven
     ]:
         _, logged = _score(make(), [*map(_ids, completions)])
-        assert logged["reward/idle_share"] == pytest.approx(share)
+        assert logged["degenerate_reward_share"] == pytest.approx(share)
     correctness = make("reward.weights={correctness: 1.0}")
-    assert _score(correctness, [NONSENSE])[1]["reward/idle_share"] == 0.0  # nothing is paid
+    assert _score(correctness, [NONSENSE])[1]["degenerate_reward_share"] == 0.0  # nothing is paid
 
 
 def test_completions_are_parsed_by_the_prompt_format(make: Make) -> None:
@@ -132,7 +132,7 @@ def test_completions_are_parsed_by_the_prompt_format(make: Make) -> None:
     texts = [f"<type>Chat</type> <answer>[[{best}]]</answer>", f"<answer>[[{best}]]</answer> So be it.", "no"]
     values, logged = _score(rewards, [*map(_ids, texts)])
     assert values == {"correctness": [1.0, -1.0, -1.0], "structure": [1.0, 0.5, 0.5]}
-    assert "reward/idle_share" not in logged  # it asks for no rubric of ours
+    assert "degenerate_reward_share" not in logged  # it asks for no rubric of ours
     assert logged["correct/strict"] == pytest.approx(1 / 3)
     assert logged["correct/verdict_only"] == pytest.approx(2 / 3)
 

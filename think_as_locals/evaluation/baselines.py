@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from think_as_locals.judging.prompt import culture_name
-from think_as_locals.judging.rubric import fold
 from think_as_locals.runtime.processes import cores, in_processes, release_freed_memory
 from think_as_locals.types import Item
 
@@ -67,16 +66,20 @@ def majority_answer(items: Sequence[Item]) -> list[float]:
 
     # Only a text that is there twice can be right elsewhere. A million free texts, of which hardly any is, would take a
     # gigabyte; their hashes do not.
-    hashes = np.fromiter((hash(fold(text)) for item in items for text in item.responses), np.int64)
+    hashes = np.fromiter((hash(_folded(text)) for item in items for text in item.responses), np.int64)
     in_order = np.sort(hashes)
     repeated = in_order[1:][in_order[1:] == in_order[:-1]]
     several = np.searchsorted(repeated, hashes, "right") > np.searchsorted(repeated, hashes)
-    there = [(group, is_best, sys.intern(fold(text))) for group, is_best, text in compress(texts(), several)]
+    there = [(group, is_best, sys.intern(_folded(text))) for group, is_best, text in compress(texts(), several)]
     right = Counter(text for _, is_best, text in there if is_best)
     own = Counter((group, text) for group, is_best, text in there if is_best)
     scores = np.zeros(len(hashes))
     scores[several] = [right[text] - own[group, text] for group, _, text in there]
     return _credit_of(items, scores)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 def tfidf(items: Sequence[Item]) -> list[float]:

@@ -29,7 +29,7 @@ MAX_JUDGEMENTS = 24
 
 PAIRED = ("wrong → right", "right → wrong", "parse failure", "too long", "tie", "still wrong", "still right")
 # Metric -> curve, in this order, before the parts of the reward.
-_TOTALS = {"reward": "Training reward", "reward/idle_share": "Share of the reward earned without judging"}
+_TOTALS = {"reward": "Training reward", "degenerate_reward_share": "Share of the reward earned without judging"}
 SINGLE = ("parse failure", "too long", "tie", "wrong", "right")
 
 

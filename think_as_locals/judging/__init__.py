@@ -12,5 +12,5 @@ from think_as_locals.judging.prompt import (
     shuffle_responses,
 )
 from think_as_locals.judging.rewards import COMPONENTS, Component, Evidence, score
-from think_as_locals.judging.rubric import judges_nothing, rubric_span
+from think_as_locals.judging.rubric import is_degenerate, rubric_span
 from think_as_locals.types import reorder_responses

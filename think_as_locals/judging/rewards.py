@@ -19,15 +19,7 @@ from typing import Any, TypeVar
 
 from think_as_locals.judging.formats import RULES
 from think_as_locals.judging.prompt import shuffle_responses
-from think_as_locals.judging.rubric import (
-    criteria_share,
-    language_of,
-    rubric_span,
-    rubric_text,
-    script_share,
-    used_share,
-    weighed_share,
-)
+from think_as_locals.judging.rubric import distinct_share, rubric_span, script_share, weighed_share
 from think_as_locals.runtime.files import write_text
 from think_as_locals.types import (
     ConfigError,
@@ -38,8 +30,6 @@ from think_as_locals.types import (
     ThinkAsLocalsError,
     reorder_responses,
 )
-
-_UNUSED = 0.6  # factor of `rubric_quality` if the analysis mentions no criterion
 
 T = TypeVar("T")
 
@@ -108,21 +98,20 @@ def structure(judgement: Judgement, presented: Item, evidence: Evidence) -> floa
 
 
 def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """Product of four factors, from 0 to 1. Ours.
+    """Product of three shares, from 0 to 1. Ours.
 
-    The share of criteria that say something; the share of responses that the analysis weighs; the use of the criteria,
-    from 0.6 if the analysis mentions none to 1 if it mentions all; and the share of letters in the script of the
-    language that the prompt asks for. 0 without a rubric of three to seven criteria.
+    The share of criteria that differ from the earlier ones, of responses that the analysis weighs, and of letters in
+    the script of the language that the prompt asks for. 0 without a rubric of three to seven criteria.
+
+    It cannot see whether a criterion is true, fits the question or is used, whether a word exists, nor which of two
+    languages of one script is written: a constant text earns it in full. So keep its weight small, and read rubrics.
     """
-    rubric, analysis = judgement.rubric, judgement.analysis
-    if rubric is None or analysis is None or "criterion_count" in judgement.issues:
+    rubric = judgement.rubric
+    if rubric is None or "criterion_count" in judgement.issues:
         return 0.0
-    expected_language = {"item": presented.language, "en": "en", "any": None}[evidence.rubric_language]
-    language = expected_language or language_of(rubric_text(rubric), presented)
-    in_script = 1.0 if expected_language is None else script_share(rubric, expected_language)
-    weighed = weighed_share(analysis, presented, language_of(analysis, presented), rubric)
-    used = used_share(rubric, analysis, presented, language)
-    return criteria_share(rubric, presented, language) * weighed * (_UNUSED + (1 - _UNUSED) * used) * in_script
+    language = {"item": presented.language, "en": "en", "any": None}[evidence.rubric_language]
+    in_script = 1.0 if language is None else script_share(rubric, language)
+    return distinct_share(rubric) * weighed_share(judgement.analysis, presented.responses) * in_script
 
 
 def consistency(judgement: Judgement, presented: Item, evidence: Evidence) -> float:

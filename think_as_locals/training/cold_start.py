@@ -98,18 +98,15 @@ class DemonstrationDataset(LazyDataset):
 
 
 def demonstrate(
-    items: Sequence[Item], count: int, sft: SftSection, seed: int, prompt: str = "compact", name_criteria: bool = False
+    items: Sequence[Item], count: int, sft: SftSection, seed: int, prompt: str = "compact"
 ) -> Iterator[Demonstration]:
-    """Yield demonstrations for `count` random items, in the format of a prompt and with the bias that `sft` sets.
-
-    With `name_criteria` a quarter of the analyses name the criteria.
-    """
+    """Yield demonstrations for `count` random items, in the format of a prompt and with the bias that `sft` sets."""
     format_ = prompt_format(prompt)
     cultures = sorted({culture for item in items for culture in origins_of(item)})
     share, mostly_wrong, right_share, guess = (
         value or 0.0 for value in (sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess)
     )
-    rng, styles = random.Random(seed), random.Random(f"styles {seed}")  # the same verdicts, whatever is named
+    rng = random.Random(seed)
     drawn_items = rng.choices(items, k=count)
     groups = {item.group for item in drawn_items}
     wrong = misattributed([item for item in items if item.group in groups], share, seed)
@@ -129,8 +126,7 @@ def demonstrate(
         fitting = [i for i, belief in enumerate(beliefs) if belief == origins[presented.best]]
         guesses = known if known and rng.random() < guess else range(len(beliefs))
         verdict = rng.choice(fitting or guesses)
-        closing = styles.choice(_TEXTS["closings"]) if name_criteria else ""
-        yield Demonstration(item, order, _completion(format_, presented, beliefs, verdict, closing))
+        yield Demonstration(item, order, _completion(format_, presented, beliefs, verdict))
 
 
 def origins_of(item: Item) -> tuple[str, ...]:
@@ -164,7 +160,7 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
     return wrong
 
 
-def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdict: int, closing: str) -> str:
+def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdict: int) -> str:
     line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
     right = origins_of(presented)[presented.best]
     # A full stop separates the response from the culture behind it, for readers and the tokenizer.
@@ -181,5 +177,4 @@ def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdic
     ]
     rubrics = _TEXTS["rubrics"]
     rubric = Rubric(tuple(Criterion(*criterion) for criterion in rubrics.get(presented.domain, rubrics["default"])))
-    names = dict(zip(("first", "second", "third"), (criterion.name for criterion in rubric.criteria), strict=True))
-    return format_.write(rubric, "\n".join(lines) + Template(closing).substitute(names), verdict)
+    return format_.write(rubric, "\n".join(lines), verdict)

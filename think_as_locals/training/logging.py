@@ -104,7 +104,7 @@ _METRICS = {  # metric -> label and format
     "rewards/correctness/mean": ("correctness", "{:+.3f}"),
     "rewards/structure/mean": ("structure", "{:.3f}"),
     "rewards/criteria_gain/mean": ("criteria gain", "{:+.3f}"),
-    "reward/idle_share": ("reward without judging", "{:.1%}"),
+    "degenerate_reward_share": ("reward without judging", "{:.1%}"),
     "consistent_accuracy": ("both orders right", "{:.1%}"),
     "parse_failure": ("parse failures", "{:.1%}"),
     "frac_reward_zero_std": ("zero-variance groups", "{:.1%}"),

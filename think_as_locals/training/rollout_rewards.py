@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat, Messages
-from think_as_locals.judging import Component, Evidence, judges_nothing, prompt_format, rubric_span
+from think_as_locals.judging import Component, Evidence, is_degenerate, prompt_format, rubric_span
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
 from think_as_locals.training.faults import ParseFailureGuard, RewardGuard
@@ -129,7 +129,7 @@ class Rewards:
         self._log_sources(table, log)
         log("reward_faults", self.guard.check_failures(table, step + 1))
         if self._asks_for_rubric:
-            self._log_idle_share(judgements, items, log)
+            self._log_degenerate_share(judgements, items, log)
         share = sum(verdict is None for verdict, _ in all_verdicts) / len(all_verdicts)
         self.parse_failures.check(share, judgements, step + 1)
 
@@ -160,7 +160,7 @@ class Rewards:
             pairs = [p for p in range(len(right)) if p % self._group < half]
             log("consistent_accuracy", sum(right[p] and right[p + half] for p in pairs) / len(pairs))
 
-    def _log_idle_share(
+    def _log_degenerate_share(
         self, judgements: Sequence[Judgement], items: Sequence[Item], log: Callable[[str, float], None]
     ) -> None:
         """Log the share of the positive weighted rewards that goes to rollouts that judge nothing."""
@@ -169,10 +169,15 @@ class Rewards:
             for breakdown, judgement, item in zip(self._breakdowns, judgements, items, strict=True)
             if breakdown
         ]
-        shares = [(amount, amount > 0 and judges_nothing(judgement, item)) for amount, judgement, item in earned]
+        shares = [
+            (amount, amount > 0 and is_degenerate(judgement, item.responses)) for amount, judgement, item in earned
+        ]
         all_shares: list[tuple[float, bool]] = gather_object(shares)
         total = sum(amount for amount, _ in all_shares)
-        log("reward/idle_share", sum(amount for amount, idle in all_shares if idle) / total if total else 0.0)
+        log(
+            "degenerate_reward_share",
+            sum(amount for amount, degenerate in all_shares if degenerate) / total if total else 0.0,
+        )
 
     def _log_sources(self, table: list[dict[str, Any]], log: Callable[[str, float], None]) -> None:
         """Log by source, if there are several, the share of rollouts, the share that is right and the mean reward."""
