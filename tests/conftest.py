@@ -24,7 +24,6 @@ from filelock import FileLock
 from hypothesis import settings
 from warm import TRAINING, VLLM, make_warm_python
 
-from think_as_locals.runtime.processes import loading
 from think_as_locals.types import Item
 
 # One thread each, in this process and in all it starts: models this small gain nothing from more, and several processes
@@ -238,12 +237,9 @@ def _make_small_run(python: str, folder: Path) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """Import all there is to test, without the search for garbage that would cost more than some tests do.
-
-    The workers do it one after another, so that the first one alone rewrites all assertions, for four CPU seconds.
-    """
+    """Let the workers import the tests one after another: the first one alone rewrites all assertions."""
     shared = os.environ.get(WARM)
-    with loading(), FileLock(f"{shared}/collection.lock") if shared else nullcontext():
+    with FileLock(f"{shared}/collection.lock") if shared else nullcontext():
         return (yield)
 
 

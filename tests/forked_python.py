@@ -168,16 +168,12 @@ if __name__ == "__main__":
     from functools import cache
     from importlib import import_module
 
-    from think_as_locals.runtime.processes import keep_freed_memory, loading
-
     owner, *modules = rest
-    keep_freed_memory()
-    with loading():
-        for name in modules:
-            import_module(name)
-        if compose := sys.modules.get("think_as_locals.config.compose"):
-            for recipe in ("quickstart", "scpo_quickstart", "carb"):  # what Hydra makes of them is kept
-                compose.compose_recipe(recipe)
+    gc.disable()
+    for name in modules:
+        import_module(name)
+    gc.freeze()  # what is imported is not searched for garbage again in each fork
+    gc.enable()
     # accelerate asks again for every trainer, and for every step, whether a package is there.
     importlib.metadata.metadata = cache(importlib.metadata.metadata)
     if broadcast := sys.modules.get("vllm.distributed.device_communicators.shm_broadcast"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 import shlex
@@ -96,7 +95,6 @@ def test_checkpoints_are_named_by_step(small_run: Path) -> None:
     assert (small_run / "checkpoints" / "step-1" / "model.safetensors").is_file()
     for name in ("tal_judge.json", "training_items.txt"):  # a checkpoint may be the better judge
         assert (small_run / "checkpoints" / "step-1" / name).read_bytes() == (small_run / "model" / name).read_bytes()
-    assert (small_run / "checkpoints" / "LATEST").read_text() == "step-1\n"
 
 
 def test_report_loads_no_external_resources(small_run: Path) -> None:
@@ -335,8 +333,7 @@ def test_resume_rejects_checkpoint_with_embedded_code(small_run: Path, tmp_path:
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         torch.save({"state": Code(marker)}, checkpoint / name)
-        content = (checkpoint / name).read_bytes()
-        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest["files"][name] = (checkpoint / name).stat().st_size
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     words = ["recipes/quickstart.yaml", *TRACKED, f"run.dir={tmp_path}", "run.name=small", "run.resume=auto"]
     done = tal("run", *words)

@@ -36,7 +36,6 @@ from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
 from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
-from think_as_locals.runtime.processes import release_freed_memory, without_collection
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
@@ -125,9 +124,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
         data = replace(data, candidates=read_candidates(folder.candidates))
         clear_device_cache(garbage_collection=True)  # of the policy
     if peers.is_main:  # now, since answers will take memory, too: all reward models share them
-        with without_collection():
-            baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
-        release_freed_memory()
+        baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
     failed, judgements = [], dict[Path, Judgements]()
     for name in config.rms:
         record = folder.result("failed", name)
@@ -143,8 +140,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
     if not peers.is_main:
         return
-    with without_collection():
-        page = write_leaderboard([folder.path], folder.path, data.items, judgements)
+    page = write_leaderboard([folder.path], folder.path, data.items, judgements)
     Console(highlight=False).print(*on_terminal(folder.path))
     print(f"leaderboard  {page}")
     if failed:
@@ -249,19 +245,18 @@ class RewardModelEvaluation:
         if isinstance(section, QuerySection):
             orders = "one order" if section.orders == 1 else f"{section.orders} orders"
             protocol = f"{section.protocol}, greedy, {orders}, {section.convention}"
-        with without_collection():  # all answers are there
-            carb.record(
-                *(scored, items, self._result("carb"), self.name, self.console),
-                judgements=self.judgements,
-                dataset=config.data.title,
-                split="all" if config.eval.items == "all" else config.data.split,
-                model=self.name,
-                seed=config.seed,
-                step=0,
-                bootstrap_samples=config.eval.bootstrap_samples,
-                protocol=protocol,
-                training=trained_hashes(section),
-            )
+        carb.record(
+            *(scored, items, self._result("carb"), self.name, self.console),
+            judgements=self.judgements,
+            dataset=config.data.title,
+            split="all" if config.eval.items == "all" else config.data.split,
+            model=self.name,
+            seed=config.seed,
+            step=0,
+            bootstrap_samples=config.eval.bootstrap_samples,
+            protocol=protocol,
+            training=trained_hashes(section),
+        )
 
     def _probe(self, collector: AnswerCollector) -> None:
         """Measure how far its scores move with edits of the items, if it gives scores."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -24,9 +23,9 @@ from think_as_locals.config.model_schema import (
     TrainingConfig,
 )
 from think_as_locals.config.schema import RunConfig, ScpoConfig
-from think_as_locals.runtime.gpus import has_gpu, take_own_gpus
-from think_as_locals.runtime.processes import hidden, interrupt, keep_freed_memory, loading, on_signals
-from think_as_locals.runtime.ranks import Peers, apply_launch, uses_deepspeed
+from think_as_locals.runtime.gpus import take_own_gpus
+from think_as_locals.runtime.processes import interrupt, on_signals
+from think_as_locals.runtime.ranks import Peers, apply_launch
 from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable, run_folder
 from think_as_locals.types import ConfigError, DataWarning
 
@@ -55,8 +54,6 @@ PROGRAMS: dict[type[Config], Program] = {
 
 
 def _function(name: str) -> Callable[..., Any]:
-    if name.startswith(("train:", "policy:", "steer:")):
-        import think_as_locals.training  # noqa: F401  (first: it imports less of transformers than they would)
     function: Callable[..., Any] = resolve_name(f"think_as_locals.{name}")
     return function
 
@@ -67,13 +64,8 @@ def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
     The main process alone composes the recipe, and sends it to the others, so that no two processes can differ.
     """
     with ExitStack() as lock:
-        with loading():
-            program, run = _prepare(recipe, overrides, lock)
-        if not has_gpu():
-            keep_freed_memory()
-        # accelerate imports DeepSpeed (0.3 s) to see what a model is, and lacks names for ever if imported without it.
-        unused = ["deepspeed"] if "accelerate.utils" in sys.modules and not uses_deepspeed() else []
-        with resumable(run.path), on_signals(interrupt), hidden(*unused):
+        program, run = _prepare(recipe, overrides, lock)
+        with resumable(run.path), on_signals(interrupt):
             program()
     return run
 

@@ -32,7 +32,6 @@ from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.runtime.files import write_json
-from think_as_locals.runtime.processes import keep_freed_memory
 from think_as_locals.scpo.trainer import make_trainer
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.grpo import trl_arguments
@@ -161,7 +160,6 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--cpu", action="store_true", help="CPU seconds, where other processes use the machine")
     arguments = parser.parse_args()
-    keep_freed_memory()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     lengths = (arguments.prompt, arguments.completion)
     how = arguments.repetitions, time.process_time if arguments.cpu else time.perf_counter

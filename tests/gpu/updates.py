@@ -18,7 +18,6 @@ from training.small_grpo import chance, tiny_trainer
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.launch import read_launch
 from think_as_locals.config.schema import RunConfig
-from think_as_locals.judging import COMPONENTS
 from think_as_locals.machine import hours, memory
 
 LORA = "lora=rank16"
@@ -108,7 +107,7 @@ def small_trainer(scale: Scale, name: str, *overrides: str) -> Any:
     folder = scale.folder / f"weights-{name}"
     folder.mkdir(exist_ok=True)
     words = ["model.dtype=bfloat16", f"grpo.max_steps={STEPS}", "grpo.warmup_steps=0", "grpo.save_steps=1000"]
-    return tiny_trainer(folder, *words, *overrides, components={**COMPONENTS, "structure": chance})
+    return tiny_trainer(folder, *words, *overrides, structure=chance)
 
 
 def train(scale: Scale, name: str, *overrides: str) -> tuple[float, float]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import pytest
 import yaml
 from judging.frontier import item_in
 

@@ -231,13 +231,7 @@ def test_text_after_a_rubric_does_not_change_its_span(lines: list[str], tail: st
     "line",
     [
         f"- 10 | x | {text}"
-        for text in (
-            "ab" * 75_000,
-            "a to " * 40_000,
-            "é" * 150_000,
-            "z" + "\u0316\u0301" * 75_000,
-            "z" + "1" * 150_000,
-        )
+        for text in ("ab" * 75_000, "a to " * 40_000, "é" * 150_000, "z" + "\u0316\u0301" * 75_000, "z" + "1" * 150_000)
     ],
 )
 def test_span_takes_linear_time(line: str) -> None:

@@ -18,7 +18,6 @@ from accelerate.utils import gather_object
 from training.small_grpo import chance, ends_with, figures, settings, tiny_trainer
 
 from think_as_locals.data.load import EvalSet
-from think_as_locals.judging import COMPONENTS
 from think_as_locals.runtime.ranks import join
 from think_as_locals.train import judge_sets
 from think_as_locals.training.grpo import JudgeTrainer
@@ -36,10 +35,10 @@ SETTINGS = ["grpo.max_steps=4", "grpo.save_steps=2", "grpo.learning_rate=0.01", 
 
 def make(folder: Path, url: str, overrides: list[str]) -> JudgeTrainer:
     where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.ahead=1", "rollout.timeout_s=20"]
-    components = {**COMPONENTS, "structure": chance}
+    components = {"structure": chance}
     if PartialState().is_main_process and not (folder / "model").is_dir():
         copytree(folder.parent / "model", folder / "model")  # the server's: another prompt would make other words
-    return tiny_trainer(folder, *SETTINGS, *where, *overrides, components=components)
+    return tiny_trainer(folder, *SETTINGS, *where, *overrides, **components)
 
 
 def judged(trainer: JudgeTrainer) -> list[list[str]]:

@@ -28,7 +28,7 @@ from transformers import GPT2Config
 from think_as_locals.engines import Sampling, sample_all, vllm_engine
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_server import VLLMServer
-from think_as_locals.judging import COMPONENTS, Component
+from think_as_locals.judging import Component
 from think_as_locals.training import grpo, rollouts, served_engine
 from think_as_locals.training.adapters import save_adapter
 from think_as_locals.training.grpo import policy_engine
@@ -90,8 +90,8 @@ def logs(trainer: Any) -> list[dict[str, float]]:
 
 def train(folder: Path, *overrides: str) -> Any:
     """Train with an engine that has the policy's weights in every step."""
-    varied: dict[str, Component] = {**COMPONENTS, "structure": lambda judgement, *_: len(judgement.completion) % 7 / 7}
-    trainer = tiny_trainer(folder, *WIDE, *overrides, components=varied)
+    varied: dict[str, Component] = {"structure": lambda judgement, *_: len(judgement.completion) % 7 / 7}
+    trainer = tiny_trainer(folder, *WIDE, *overrides, **varied)
     trainer.train()
     for log in logs(trainer):
         assert log["rollout/sync_check_difference"] < 1e-4

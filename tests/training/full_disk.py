@@ -8,10 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from think_as_locals.runtime.processes import loading
-
-with loading():
-    from training.small_grpo import ends_with, tiny_trainer
+from training.small_grpo import ends_with, tiny_trainer
 
 
 def main(folder: Path) -> None:
@@ -22,7 +19,6 @@ def main(folder: Path) -> None:
     trainer.state.global_step = 2
     found = []
     while calls.value >= fail_at.value:  # the last attempt needed all the calls it was given
-        trainer.checkpoints.folder.joinpath("LATEST").write_text("step-1\n")
         calls.value, fail_at.value = 0, len(found) + 1
         error = ends_with(lambda: trainer._save_checkpoint(trainer.model, None))
         made, fail_at.value = calls.value, 0

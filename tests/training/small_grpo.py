@@ -6,9 +6,10 @@ torchrun --nproc_per_node 2 small_grpo.py FOLDER      a fault on rank 1 alone: w
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from accelerate import PartialState
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.data import load
-from think_as_locals.judging import COMPONENTS, Component, Evidence, render, write
+from think_as_locals.judging import Component, Evidence, render, write
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
@@ -49,7 +50,8 @@ def settings(*overrides: str) -> tuple[RunConfig, tuple[Item, ...]]:
     return config, load(config.data, config.seed).train[:16]
 
 
-def tiny_trainer(folder: Path, *overrides: str, components: Mapping[str, Component] = COMPONENTS) -> JudgeTrainer:
+def tiny_trainer(folder: Path, *overrides: str, **components: Component) -> JudgeTrainer:
+    """A trainer with other functions for some of the reward components."""
     config, items = settings(*overrides)
     assert config.model.scratch is not None
     if PartialState().is_main_process and not (folder / "model").is_dir():
@@ -57,7 +59,9 @@ def tiny_trainer(folder: Path, *overrides: str, components: Mapping[str, Compone
         make_judge(folder / "model", texts, config.model.scratch, config.seed)
     PartialState().wait_for_everyone()
     checkpoints = Checkpoints(folder / "checkpoints", config.grpo.save_total_limit)
-    return JudgeTrainer(config, str(folder / "model"), items, RunFolder(folder), checkpoints, components)
+    trainer = JudgeTrainer(config, str(folder / "model"), items, RunFolder(folder), checkpoints)
+    trainer.rewards.components |= components
+    return trainer
 
 
 def chance(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
@@ -100,19 +104,18 @@ def poison_loss(trainer: JudgeTrainer) -> None:
     )
 
 
-def structure_that_raises(times: int) -> dict[str, Component]:
+def raising(times: int) -> Component:
+    """A user's own reward that raises so many times first."""
     left = [times]
 
-    def structure(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-        if left[0] > 0:
-            left[0] -= 1
-            raise ZeroDivisionError("rank 1 alone")
-        return COMPONENTS["structure"](judgement, presented, evidence)
+    def own(*_: object) -> float:
+        left[0] -= 1
+        return 0.0 if left[0] < 0 else 1 / 0
 
-    return {**COMPONENTS, "structure": structure}
+    return own
 
 
-def structure_that_hangs(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
+def hanging(*_: object) -> float:
     while True:
         pass
 
@@ -121,17 +124,12 @@ def main(folder: Path) -> None:
     PartialState(cpu=True)
     rank = PartialState().process_index
     limits = ["reward.fault_window=20", "reward.max_fault_share=0.1", "reward.timeout_s=0.3"]
-    hangs: dict[str, Component] = {**COMPONENTS, "structure": structure_that_hangs}
-    nan: dict[str, Component] = {**COMPONENTS, "structure": lambda *_: float("nan")}
     found: dict[str, Any] = {}
-    for case, components in {
-        "few": structure_that_raises(2),
-        "many": structure_that_raises(3),
-        "hangs": hangs,
-        "nan": nan,
-        "loss": COMPONENTS,
-    }.items():
-        trainer = tiny_trainer(folder, *limits, components=components if rank == 1 else COMPONENTS)
+    own: dict[str, Component] = {"few": raising(2), "many": raising(3), "hangs": hanging, "nan": lambda *_: math.nan}
+    for case in (*own, "loss"):
+        trainer = tiny_trainer(folder, *limits)
+        if rank == 1 and case in own:
+            trainer.rewards.own["structure"] = own[case]
         if case == "loss" and rank == 1:
             poison_loss(trainer)
         message = ends_with(trainer.train)
@@ -152,9 +150,8 @@ def pairs(folder: Path, rank: int) -> list[Any]:
     texts = [write(rubric, "Weighed.", verdict) for verdict in verdicts]
     completions = [[*ids, end] for ids in trainer.processing_class(texts, add_special_tokens=False)["input_ids"]]
     logged: dict[str, float] = {}
-    trainer.rewards.score(completions, [example] * 2, 0, logged.__setitem__, trainer._gain_scorer.score)
-    values = {component.__name__: component() for component in trainer.rewards.functions()}
-    return [values, logged["consistent_accuracy"]]
+    found = trainer.rewards.score(completions, [example] * 2, 0, logged.__setitem__, trainer._gain_scorer.score)
+    return [[dict(breakdown.parts) for breakdown in found if breakdown], logged["consistent_accuracy"]]
 
 
 if __name__ == "__main__":

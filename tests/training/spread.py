@@ -32,7 +32,6 @@ from think_as_locals import train
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.load import EvalSet
 from think_as_locals.engines import Chat
-from think_as_locals.judging import COMPONENTS
 from think_as_locals.runtime.ranks import join, set_rank_timeout
 from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.training.checkpoints import save_model
@@ -68,7 +67,7 @@ STOPPED = ("lora_zero2", "zero3")
 def sampling(folder: Path, *overrides: str) -> JudgeTrainer:
     """The trainer, which samples by itself."""
     size = f"grpo.per_device_train_batch_size={GLOBAL_BATCH // PartialState().num_processes}"
-    return tiny_trainer(folder, *STEPS, size, *overrides, components={**COMPONENTS, "structure": chance})
+    return tiny_trainer(folder, *STEPS, size, *overrides, structure=chance)
 
 
 def make(folder: Path, *overrides: str) -> JudgeTrainer:

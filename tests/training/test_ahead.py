@@ -21,7 +21,6 @@ from transformers import TrainerCallback
 from think_as_locals.engines import Sampling, vllm_server
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_server import OtherWeightsError
-from think_as_locals.judging import COMPONENTS
 from think_as_locals.training import ahead as sampling_ahead
 from think_as_locals.training import served_engine
 from think_as_locals.training.grpo import JudgeTrainer, policy_engine
@@ -48,7 +47,7 @@ def make_trainer(server: ScriptedVLLM, folder: Path, ahead: int, *overrides: str
     steps = [f"grpo.max_steps={STEPS}", "grpo.save_steps=5", f"grpo.save_total_limit={STEPS}"]
     server.restart()
     server.served.clear()
-    return tiny_trainer(folder, *SETTINGS, *where, *steps, *overrides, components={**COMPONENTS, "correctness": chance})
+    return tiny_trainer(folder, *SETTINGS, *where, *steps, *overrides, correctness=chance)
 
 
 def logged(trainer: JudgeTrainer, name: str) -> list[Any]:

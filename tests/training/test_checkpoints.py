@@ -49,11 +49,10 @@ def test_committed_checkpoint_lists_every_file_and_is_found(tmp_path: Path) -> N
     checkpoints = Checkpoints(tmp_path / "c", keep=2)
     assert checkpoints.latest() is None
     commit(checkpoints, 3)
-    assert names(tmp_path / "c") == ["LATEST", "step-3"]
+    assert names(tmp_path / "c") == ["step-3"]
     manifest = json.loads((tmp_path / "c" / "step-3" / "manifest.json").read_text())
     assert (manifest["step"], manifest["launch"]) == (3, "1 x NO")
-    sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
-    assert sizes == {"weights": 1000, "global_step/shard": 10}
+    assert manifest["files"] == {"weights": 1000, "global_step/shard": 10}
     found = checkpoints.latest()
     assert found == tmp_path / "c" / "step-3"
     assert step_of(found) == 3
@@ -63,17 +62,11 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 
 
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def add(path: Path) -> None:
     path.with_name("scaler.pt").write_bytes(b"a pickle that the run did not write")
 
 
-@pytest.mark.parametrize("harm", [truncate, flip_a_bit, Path.unlink, add])
+@pytest.mark.parametrize("harm", [truncate, Path.unlink, add])
 @pytest.mark.parametrize("file", ["weights", "global_step/shard", "manifest.json"])
 def test_damaged_checkpoint_is_skipped_with_a_warning(
     checkpoints: Checkpoints, harm: Callable[[Path], None], file: str, caplog: pytest.LogCaptureFixture
@@ -82,34 +75,23 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(
     harm(checkpoints.folder / "step-2" / file)
     with caplog.at_level(logging.WARNING):
         assert checkpoints.latest() == checkpoints.folder / "step-1"
-    assert "step-2 is damaged" in caplog.text
+    assert "step-2 is incomplete" in caplog.text
     harm(checkpoints.folder / "step-1" / file)  # where none is intact, the run does not start over by itself
-    with pytest.raises(ConfigError, match=r"no checkpoint in .* is intact"):
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* is complete"):
         checkpoints.latest()
 
 
-@pytest.mark.parametrize("content", [b"", b"step-9\n", b"\xff\xfe", b"../../elsewhere"])
-def test_newest_checkpoint_is_found_if_latest_file_is_invalid(checkpoints: Checkpoints, content: bytes) -> None:
-    commit(checkpoints, 9, 10)
-    (checkpoints.folder / "LATEST").write_bytes(content)
-    (checkpoints.folder / "step-9" / "weights").unlink()
-    assert checkpoints.latest() == checkpoints.folder / "step-10"
-
-
-def test_latest_file_may_name_an_older_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    commit(checkpoints, 1, 2)
-    (tmp_path / "LATEST").write_text("step-1\n")
-    assert checkpoints.latest() == tmp_path / "step-1"
-    commit(checkpoints, 2)  # replaces the one from before
+def test_checkpoint_of_a_step_is_replaced(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    commit(checkpoints, 1, 2, 2)
     assert checkpoints.latest() == tmp_path / "step-2"
-    assert names(tmp_path) == ["LATEST", "step-1", "step-2"]
+    assert names(tmp_path) == ["step-1", "step-2"]
 
 
 @pytest.mark.parametrize(
     ("keep", "best", "steps", "kept"),
     [
-        (2, 2, [1, 2, 3, 4, 11], ["LATEST", "step-11", "step-2", "step-4"]),
-        (1, 9, [9, 2], ["LATEST", "step-2"]),  # the run went back: what was abandoned does not outlive it
+        (2, 2, [1, 2, 3, 4, 11], ["step-11", "step-2", "step-4"]),
+        (1, 9, [9, 2], ["step-2"]),  # the run went back: what was abandoned does not outlive it
     ],
 )
 def test_rotation_keeps_the_newest_and_the_best(
@@ -135,7 +117,7 @@ def test_failed_write_keeps_old_checkpoint_and_names_the_remedy(tmp_path: Path) 
         "the checkpoint of step 2 could not be written (rank 0: No space left on device: free the disk); "
         f"run.resume=auto then continues from {tmp_path / 'step-1'}"
     )
-    assert names(tmp_path) == ["LATEST", "step-1"]
+    assert names(tmp_path) == ["step-1"]
     assert checkpoints.latest() == tmp_path / "step-1"
 
 
@@ -149,28 +131,13 @@ def test_full_disk_during_torch_save_is_reported(checkpoints: Checkpoints, tmp_p
     assert names(tmp_path) == []
 
 
-def test_unreadable_new_checkpoint_does_not_remove_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    commit(checkpoints, 1)
-    name = Checkpoints._name
-
-    def bad_disk(self: Checkpoints, *args: Any) -> None:
-        name(self, *args)
-        flip_a_bit(tmp_path / "step-2" / "weights")
-
-    monkeypatch.setattr(Checkpoints, "_name", bad_disk)
-    with pytest.raises(TrainingError, match="weights: not what was written"):
-        commit(checkpoints, 2)
-    assert checkpoints.latest() == tmp_path / "step-1"
-
-
 def test_leftovers_of_a_killed_process_are_removed_on_next_commit(checkpoints: Checkpoints, tmp_path: Path) -> None:
     commit(checkpoints, 1)
     _write(tmp_path / "checkpoint-2", 2)
     _write(tmp_path / ".step-1", 1)
     assert checkpoints.latest() == tmp_path / "step-1"
     commit(checkpoints, 3)
-    assert names(tmp_path) == ["LATEST", "step-1", "step-3"]
+    assert names(tmp_path) == ["step-1", "step-3"]
 
 
 def test_only_the_saving_rank_removes_unused_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +185,7 @@ def test_last_checkpoint_is_intact_whichever_write_fails(tmp_path: Path) -> None
     *attempts, unharmed = json.loads((tmp_path / "results.json").read_text())
     assert unharmed == {"error": "", "good": "step-2"}
     failed = [attempt for attempt in attempts if attempt["error"]]
-    assert len(failed) > 30  # weights, optimizer, random numbers, our own files, manifest, names, LATEST
+    assert len(failed) > 30  # weights, optimizer, random numbers, our own files, manifest, names
     assert len(failed) > 0.8 * len(attempts)  # transformers does without its model card
     for attempt in failed:
         assert attempt["good"] in ("step-1", "step-2")

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from training.small_grpo import tiny_trainer
 
-from think_as_locals.judging import COMPONENTS, write
+from think_as_locals.judging import write
 from think_as_locals.judging.formats import forced_verdict
 from think_as_locals.training.criteria_gain import GainQuery, force
 from think_as_locals.training.grpo import JudgeTrainer
@@ -112,9 +112,10 @@ def test_gain_advantages_are_computed_within_each_order(
     tmp_path: Path, gains: list[float | None], expected: list[float]
 ) -> None:
     paid = iter(gains)
-    components = {**COMPONENTS, "criteria_gain": lambda *_: next(paid) or 1 / 0}
     only = ["reward.weights={criteria_gain: 0.5}", "reward.both_orders=true", "reward.max_fault_share=0.5"]
-    trainer = tiny_trainer(tmp_path, *only, "grpo.max_steps=1", components=components)
+    trainer = tiny_trainer(tmp_path, *only, "grpo.max_steps=1")
+    trainer.rewards.own["criteria_gain"] = lambda *_: next(paid) or 1 / 0
+    trainer.rewards.components["criteria_gain"] = lambda *_: 0.0
     trainer.train()
     assert list(trainer._logs["advantages"]) == pytest.approx(expected, abs=2e-3)
     (log,) = (log for log in trainer.state.log_history if "reward" in log)

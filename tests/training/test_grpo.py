@@ -19,7 +19,6 @@ from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.launch import Launch
-from think_as_locals.judging import COMPONENTS
 from think_as_locals.machine.hours import steps_of
 from think_as_locals.run import start
 from think_as_locals.runtime.run_folder import StageFolder
@@ -106,7 +105,7 @@ def test_planned_steps_are_those_of_trl(tmp_path: Path, overrides: list[str]) ->
 
 def test_bfloat16_model_updates_most_weights_at_a_small_learning_rate(tmp_path: Path) -> None:
     overrides = ["rollout=transformers", "model.dtype=bfloat16", "grpo.learning_rate=1.0e-6", "grpo.warmup_steps=0"]
-    trainer = tiny_trainer(tmp_path, *overrides, components={**COMPONENTS, "structure": chance})
+    trainer = tiny_trainer(tmp_path, *overrides, structure=chance)
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
     moved = [(parameter != before[name]).float().mean() for name, parameter in trainer.model.named_parameters()]

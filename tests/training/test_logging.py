@@ -22,7 +22,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from wandb.proto import wandb_internal_pb2
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.judging import COMPONENTS
 from think_as_locals.machine import doctor
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder, rewind
@@ -199,7 +198,7 @@ class SignalAt(TrainerCallback):
 def trained(folder: Path, signal_at: int | None = None) -> list[int]:
     """Train four steps, or to the end of the one with the signal; return the steps at which CARB was evaluated."""
     settings = ["grpo.max_steps=4", "grpo.save_steps=100", "grpo.logging_steps=4"]
-    trainer = tiny_trainer(folder, *settings, components={**COMPONENTS, "correctness": chance})
+    trainer = tiny_trainer(folder, *settings, correctness=chance)
     evaluated: list[int] = []
 
     def evaluate(step: int) -> dict[str, float]:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from training.small_grpo import chance, figures, tiny_trainer
 
-from think_as_locals.judging import COMPONENTS
 from think_as_locals.training.grpo import JudgeTrainer
 
 pytestmark = pytest.mark.slow
@@ -25,7 +24,7 @@ RESUME_CASES = {  # steps, of which four are a sampling if several are, and over
 def trained(folder: Path, steps: int, overrides: list[str], checkpoint: Path | None = None) -> JudgeTrainer:
     settings = [f"grpo.max_steps={steps}", "grpo.save_steps=1", f"grpo.save_total_limit={steps}", *overrides]
     size = "grpo.per_device_train_batch_size=8"
-    trainer = tiny_trainer(folder, size, *settings, components={**COMPONENTS, "correctness": chance})
+    trainer = tiny_trainer(folder, size, *settings, correctness=chance)
     if checkpoint is not None:
         trainer._save_checkpoint = lambda *_: None  # they are there already
     trainer.train_from(checkpoint)

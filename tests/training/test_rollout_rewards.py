@@ -7,7 +7,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,12 @@ Make = Callable[..., Rewards]
 def make(tmp_path: Path) -> Make:
     """Rewards of the quick start with some keys set otherwise."""
 
-    def rewards(*overrides: str, components: Mapping[str, Component] = COMPONENTS) -> Rewards:
-        config = load_recipe("recipes/quickstart.yaml", overrides)
-        return Rewards(config, ["mine"], "ABCD", CHAT, components, RunFolder(tmp_path))
+    def rewards(*overrides: str, **own: Component) -> Rewards:
+        rewards = Rewards(
+            load_recipe("recipes/quickstart.yaml", overrides), ["mine"], "ABCD", CHAT, RunFolder(tmp_path)
+        )
+        rewards.own |= own  # as if it were the user's
+        return rewards
 
     return rewards
 
@@ -70,13 +73,12 @@ def _no_gains(queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
 def _score(
     rewards: Rewards, completions: list[list[int]], presented: Sequence[Item] = (), score_gains: ScoreGains = _no_gains
 ) -> tuple[dict[str, list[float | None]], dict[str, float]]:
-    """The components' values as TRL gets them, and what was logged."""
+    """The components' values, `None` for a fault, and what was logged."""
     logged: dict[str, float] = {}
     presented = presented or [shuffle_responses(ITEM)] * len(completions)
     examples = [Example(index=0, presented=item, source="mine", prompt=[]) for item in presented]
-    rewards.score(completions, examples, 3, logged.__setitem__, score_gains)
-    values = {component.__name__: component(completion_ids=completions) for component in rewards.functions()}
-    return values, logged
+    found = rewards.score(completions, examples, 3, logged.__setitem__, score_gains)
+    return {name: [each and each.parts[name] for each in found] for name in rewards.weights}, logged
 
 
 def test_components_match_the_pure_functions(make: Make) -> None:
@@ -184,65 +186,46 @@ def test_rubrics_are_scored_once_per_batch(make: Make) -> None:
 LENIENT = ("reward.fault_window=8", "reward.max_fault_share=0.25", "reward.timeout_s=0.2")
 
 
-def _failing(how: Component) -> dict[str, Component]:
-    """Our components, with `structure` failing on the completion `bad`."""
+def _failing(how: Component) -> Component:
+    """A `structure` that fails on the completion `bad`."""
 
     def structure(judgement: Judgement, *rest: Any) -> float:
         component = how if judgement.completion == "bad" else COMPONENTS["structure"]
         return component(judgement, *rest)
 
-    return {**COMPONENTS, "structure": structure}
+    return structure
 
 
 def _raises(*_: object) -> float:
     raise ZeroDivisionError("no such thing")
 
 
-def _never_returns(*_: object) -> float:
-    while True:
-        try:
-            math.sqrt(2)
-        except Exception:  # noqa: S112
-            continue
-
-
-def _blocks(*_: object) -> float:
-    time.sleep(30)
-    return 1.0
-
-
-def _exits(*_: object) -> float:
-    raise SystemExit(3)
-
-
-TIMEOUT = "TimeoutError: took longer than 0.2 s"
-
-
-@pytest.mark.parametrize(
-    ("how", "fault"),
-    [
-        (_raises, "ZeroDivisionError: no such thing (test_rollout_rewards.py:"),  # where the user's own code failed
-        (_never_returns, TIMEOUT),
-        (_blocks, TIMEOUT),
-        (_exits, "tried to end the process: SystemExit(3)"),
-    ],
-)
-def test_failing_reward_is_none_for_that_rollout_only_and_counted(make: Make, how: Component, fault: str) -> None:
-    rewards = make(*LENIENT, components=_failing(how))
-    began = time.monotonic()
+def test_failing_reward_is_none_for_that_rollout_only_and_counted(make: Make) -> None:
+    rewards = make(*LENIENT, structure=_failing(_raises))
     values, logged = _score(rewards, [BAD, GOOD])
-    assert time.monotonic() - began < 5
     assert values["correctness"] == [None, -1.0]
     assert values["structure"][0] is None
     assert values["structure"][1] is not None
     assert logged["reward_faults"] == 1
     bad, good = rewards.take_rows()
-    assert fault in bad["fault"]
+    assert "ZeroDivisionError: no such thing (test_rollout_rewards.py:" in bad["fault"]
     assert (bad["reward"], bad["reward/correctness"], good["fault"]) == (None, None, None)
 
 
+def test_rollouts_behind_a_reward_that_hangs_have_none(make: Make) -> None:
+    rewards = make(*LENIENT, structure=_failing(lambda *_: time.sleep(30) or 0.0))
+    began = time.monotonic()
+    values, logged = _score(rewards, [GOOD, GOOD, BAD, GOOD])
+    assert time.monotonic() - began < 5
+    assert values["correctness"] == [-1.0, -1.0, None, None]
+    assert logged["reward_faults"] == 2
+    assert "TimeoutError" in rewards.take_rows()[2]["fault"]
+    with pytest.raises(TrainingError, match="TimeoutError"):
+        _score(rewards, [BAD])
+
+
 def test_too_many_reward_faults_end_the_run_and_dump_the_batch(make: Make, tmp_path: Path) -> None:
-    rewards = make(*LENIENT, components=_failing(_raises))
+    rewards = make(*LENIENT, structure=_failing(_raises))
     for _ in range(3):  # one in four is not more than a quarter
         _score(rewards, [BAD, *[GOOD] * 3])
     with pytest.raises(TrainingError) as caught:
@@ -256,17 +239,9 @@ def test_too_many_reward_faults_end_the_run_and_dump_the_batch(make: Make, tmp_p
     assert about == {"fault": "rewards failed", "step": 4, "rank": 0, "batch": "step-4-rank-0.parquet"}
 
 
-def test_wait_is_bounded_if_every_reward_hangs(make: Make) -> None:
-    rewards = make(*LENIENT, components=_failing(_blocks))
-    began = time.monotonic()
-    with pytest.raises(TrainingError, match=r"took longer than 0\.2 s"):
-        _score(rewards, [BAD] * 200)
-    assert time.monotonic() - began < 5  # three time limits, not two hundred
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_non_finite_reward_ends_the_run_and_dumps_the_batch(make: Make, tmp_path: Path, value: float) -> None:
-    rewards = make(components=_failing(lambda *_: value))
+    rewards = make(structure=_failing(lambda *_: value))
     with pytest.raises(TrainingError, match=r"step 4: reward not finite on rank 0; the optimizer did not use it"):
         _score(rewards, [GOOD, BAD])
     assert [math.isfinite(row["reward/structure"]) for row in _dumped_rows(tmp_path)] == [True, False]

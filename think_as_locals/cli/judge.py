@@ -56,15 +56,13 @@ def _judge(arguments: Namespace) -> None:
     from rich.progress import Progress
 
     from think_as_locals.runtime.output import progress_console
-    from think_as_locals.runtime.processes import loading
 
     items = _items(arguments)
     out = Console(markup=False, highlight=False, emoji=False)
     console = out if out.is_terminal else progress_console()
     show_progress = len(items) > 1 and console.is_terminal and not console.quiet
     with ExitStack() as stack:
-        with loading():
-            read = stack.enter_context(_loaded_reader(arguments.model, arguments.backend))
+        read = stack.enter_context(_loaded_reader(arguments.model, arguments.backend))
         progress = stack.enter_context(Progress(console=console, transient=True, disable=not show_progress))
         task, failures = progress.add_task("judging", total=len(items)), 0
         for first in range(0, len(items), _CHUNK):

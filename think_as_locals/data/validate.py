@@ -25,7 +25,7 @@ from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, response_language, row_outcomes
 from think_as_locals.data.splits import choose
 from think_as_locals.runtime.files import new_file
-from think_as_locals.runtime.processes import in_processes, loading
+from think_as_locals.runtime.processes import in_processes
 from think_as_locals.types import DataError, Item, shown
 
 _MAX_PLACES = 3  # of each defect in the table
@@ -92,7 +92,7 @@ def validate_edits(path: str, *, strict: bool, quarantine: Path | None) -> Tally
 
 def _examined(outcomes: Iterable[Outcome], *, strict: bool, quarantine: Path | None) -> Tally:
     tally = Tally()
-    with loading(), new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
+    with new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
         for _ in _counted(outcomes, tally, aside):
             if strict and not tally.clean:
                 break
@@ -104,7 +104,7 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
     tally = Tally()
     items: list[Item] = []
     aside_path = out.with_suffix(".quarantine.jsonl")
-    with loading(), new_file(out) as file, new_file(aside_path, keep_empty=False) as aside:
+    with new_file(out) as file, new_file(aside_path, keep_empty=False) as aside:
         for outcome in _counted(_item_outcomes(data, seed), tally, aside):
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))

@@ -14,7 +14,6 @@ import torch
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.runtime.output import is_verbose
-from think_as_locals.runtime.processes import without_collection
 from think_as_locals.types import ModelError, cut
 
 AT_ONCE = 256
@@ -90,9 +89,9 @@ class VLLMEngine(TokenEngine):
         **options: Any,
     ) -> VLLMEngine:
         """Load a judge; a ModelError without a chat template. `options` are those of conf/rm/shared/vllm.yaml."""
-        with without_collection():
-            prepare()
-            from vllm import LLM
+        prepare()
+        from vllm import LLM
+
         chat = Chat.load(path, revision, template_kwargs)
         eager = not torch.cuda.is_available()
         options |= {"dtype": dtype, "enforce_eager": eager, "max_model_len": max_model_length}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from think_as_locals.judging.prompt import culture_name
-from think_as_locals.runtime.processes import cores, in_processes, release_freed_memory
+from think_as_locals.runtime.processes import cores, in_processes
 from think_as_locals.types import Item
 
 Trait = Callable[[Item, str], float]
@@ -106,7 +106,6 @@ def tfidf(items: Sequence[Item]) -> list[float]:
         few = len(train) <= _MAX_FITTED
         parts.append((train if few else np.sort(rng.choice(train, _MAX_FITTED, replace=False)), test))
     del groups, numbers, train  # of a million items, hundreds of megabytes
-    release_freed_memory()
 
     def score(chosen: NDArray[np.intp], test: NDArray[np.intp]) -> None:
         # A word that occurs only in the tested group has no weight.

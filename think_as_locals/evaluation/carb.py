@@ -30,7 +30,7 @@ from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
 from think_as_locals.runtime.files import read_json, write_json
-from think_as_locals.runtime.processes import cores, release_freed_memory
+from think_as_locals.runtime.processes import cores
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, VALIDATION, DataError, Item
 
@@ -198,7 +198,6 @@ def save(
     path.parent.mkdir(parents=True, exist_ok=True)
     table = path.with_suffix(".parquet")
     judged = Judgements(written(table, scored))
-    release_freed_memory()  # before the statistics
     summary = summarise(judged, **about)
     write_json(path, summary)  # last: if it exists, the measurement is complete
     if judgements is not None:

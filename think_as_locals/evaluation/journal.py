@@ -29,7 +29,6 @@ from think_as_locals.reward_models.reward_model import (
     too_long_reason,
 )
 from think_as_locals.runtime.files import naming
-from think_as_locals.runtime.processes import release_freed_memory, without_collection
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.types import ConfigError, DataError, Item, TooLong
 
@@ -227,7 +226,6 @@ class AnswerCollector:
                 yield from of_item
 
         keys = iter(collect(self.rm, self.journal, self.advance, requests(), self.too_long, self.peers))
-        release_freed_memory()
         answers = (self.journal.answers(islice(keys, count)) for count in counts)
         return zip(items, answers, strict=True)
 
@@ -247,17 +245,16 @@ def collect(
     processes take the chunks in turn, and each has all answers in the end.
     """
     keys, by_key = list[bytes](), dict[bytes, Request]()
-    with without_collection():
-        for request in requests:
-            keys.append(key := journal.key(request))
-            by_key[key] = request
-        # By the model's key, then item, then order. The requests about an item mostly have one key of the model: they
-        # are sorted as one, which saves most of the time and memory.
-        wanted = sorted(by_key, key=lambda key: _ITEM_AND_ORDER(by_key[key]))
-        runs = [(value, list(run)) for value, run in groupby(wanted, lambda key: queryable.sort_key(by_key[key]))]
-        runs.sort(key=itemgetter(0))
-        wanted = list(chain.from_iterable(run for _, run in runs))
-        del runs
+    for request in requests:
+        keys.append(key := journal.key(request))
+        by_key[key] = request
+    # By the model's key, then item, then order. The requests about an item mostly have one key of the model: they
+    # are sorted as one, which saves most of the time and memory.
+    wanted = sorted(by_key, key=lambda key: _ITEM_AND_ORDER(by_key[key]))
+    runs = [(value, list(run)) for value, run in groupby(wanted, lambda key: queryable.sort_key(by_key[key]))]
+    runs.sort(key=itemgetter(0))
+    wanted = list(chain.from_iterable(run for _, run in runs))
+    del runs
     progress = _Progress(advance, len(wanted))
     progress.add(sum(map(journal.has, wanted)))
     progress.show()

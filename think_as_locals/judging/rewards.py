@@ -193,13 +193,14 @@ OwnReward = Callable[[Judgement, Item], float]
 def load_custom_rewards(references: Mapping[str, str]) -> dict[str, Component]:
     """Import custom components by name, or raise a ConfigError; called in each process of a run."""
 
-    def as_component(function: OwnReward) -> Component:
+    def as_component(name: str, function: OwnReward) -> Component:
         def component(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
             return function(judgement, presented)
 
+        component.__name__ = name
         return component
 
-    return {name: as_component(_import_function(name, reference)) for name, reference in references.items()}
+    return {name: as_component(name, _import_function(name, reference)) for name, reference in references.items()}
 
 
 def keep_sources(references: Mapping[str, str], folder: Path) -> None:

@@ -1,8 +1,7 @@
 """Checkpoints, which are complete or absent, and the stages of a run, which stop at and continue from them.
 
     checkpoints/checkpoint-6/             being written; never loaded
-    checkpoints/step-6/manifest.json      every file's size and SHA-256; written last, before the folder gets its name
-    checkpoints/LATEST                    the name of the checkpoint to continue from
+    checkpoints/step-6/manifest.json      every file's size; written last, before the folder gets its name
 
 All ranks write into one shared folder and decide together, so that none waits for one that has failed. Besides what
 TRL saves, a run that stops between two samplings needs its current rollouts and the position among them, and after its
@@ -11,7 +10,6 @@ first epoch its place in the order of items: with TRL alone, results differ by 2
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -21,7 +19,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -50,7 +47,6 @@ from think_as_locals.training.logging import MetricsWriter, ShardsWriter
 from think_as_locals.types import ConfigError, RunStoppedError, ThinkAsLocalsError, TrainingError
 
 _MANIFEST = "manifest.json"
-_LATEST = "LATEST"
 _UNFINISHED = "checkpoint-"  # transformers' name
 _NAME = "step-"
 _REPLACED = ".step-"
@@ -99,12 +95,7 @@ class Checkpoints:
         state.wait_for_everyone()
         try:
             together(write)
-            names, *_ = together(lambda: _files(unfinished))  # the main process's list
-            parts = together(lambda: _hash_share(unfinished, names, to_disk=True))
-            files = dict(sorted(entry for part in parts for entry in part.items()))
-            manifest = {"step": step, "launch": _launch(), "files": files}
-            together(lambda: self._name(unfinished, named, manifest) if state.is_main_process else None)
-            together(lambda: _check(named))
+            together(lambda: self._name(unfinished, named, step) if state.is_main_process else None)
         except TrainingError:
             if state.is_main_process:
                 self._clear()
@@ -113,41 +104,34 @@ class Checkpoints:
             self._rotate(step)
 
     def latest(self) -> Path | None:
-        """Return the newest intact checkpoint, or the one that LATEST names; a ConfigError if all are damaged."""
+        """Return the newest complete checkpoint; a ConfigError if none is complete, or it is of another launch."""
         candidates = sorted(self._committed(), key=step_of, reverse=True)
-        try:
-            named = self.folder / (self.folder / _LATEST).read_text(encoding="utf-8").strip()
-            candidates.sort(key=lambda path: path != named)
-        except (OSError, UnicodeDecodeError):
-            pass
         for path in candidates:
-            faults = gather_object([fault for fault in [_fault_of(path)] if fault])
-            if not faults:
-                if (launch := _read(path)["launch"]) != _launch():
+            launch, fault = _read_manifest(path)
+            if not (faults := gather_object([fault] if fault else [])):
+                if launch != _launch():
                     raise ConfigError(f"{path} is from a launch of {launch}, this one is {_launch()}: launch as then")
                 return path
             if PartialState().is_main_process:
-                _logger.warning("%s is damaged and is skipped: %s", path, "; ".join(faults))
+                _logger.warning("%s is incomplete and is skipped: %s", path, faults[0])
         if candidates:
-            raise ConfigError(f"no checkpoint in {self.folder} is intact: repair one, or remove all to start over")
+            raise ConfigError(f"no checkpoint in {self.folder} is complete: repair one, or remove all to start over")
         return None
 
     def _committed(self) -> list[Path]:
         return [path for path in self.folder.glob(f"{_NAME}*") if path.name.removeprefix(_NAME).isdecimal()]
 
-    def _name(self, unfinished: Path, named: Path, manifest: dict[str, Any]) -> None:
-        write_json(unfinished / _MANIFEST, manifest)
-        for folder in (unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())):
-            flush(folder)
+    def _name(self, unfinished: Path, named: Path, step: int) -> None:
+        for path in (*unfinished.rglob("*"), unfinished):
+            flush(path)
+        write_json(unfinished / _MANIFEST, {"step": step, "launch": _launch(), "files": _sizes(unfinished)})
         if named.exists():  # from before this run continued from an earlier one
             named.rename(named.with_name(f".{named.name}"))
         unfinished.rename(named)
         flush(self.folder)
-        write_text(self.folder / _LATEST, f"{named.name}\n")
-        flush(self.folder)
 
     def _rotate(self, step: int) -> None:
-        """Keep this checkpoint, which is verified, the newest before it and the best."""
+        """Keep this checkpoint, the newest before it and the best."""
         best, steps = self._best_step(), {step_of(path): path for path in self._committed()}
         # Those of later steps are from before the run went back to an earlier one.
         before = sorted((other for other in steps if other <= step), reverse=True)
@@ -199,52 +183,25 @@ def _launch() -> str:
     return f"{kind} stage {AcceleratorState().deepspeed_plugin.hf_ds_config.get_value('zero_optimization.stage', 0)}"
 
 
-def _files(folder: Path) -> list[str]:
-    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in files if name != _MANIFEST)
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the size of every file of a checkpoint, in bytes."""
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: files[name].stat().st_size for name in sorted(files) if name != _MANIFEST}
 
 
-def _hash_share(folder: Path, names: list[str], *, to_disk: bool) -> dict[str, dict[str, Any]]:
-    """Return size and hash of this rank's share of the files; with `to_disk` they are flushed first."""
-    state = PartialState()
-
-    def entry(name: str) -> tuple[str, dict[str, Any]]:
-        path = folder / name
-        if to_disk:
-            flush(path)
-        with path.open("rb") as file:
-            return name, {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-    with ThreadPoolExecutor() as pool:
-        return dict(pool.map(entry, names[state.process_index :: state.num_processes]))
-
-
-def _fault_of(checkpoint: Path) -> str | None:
-    """Return what is wrong with this rank's share of a checkpoint."""
+def _read_manifest(checkpoint: Path) -> tuple[str, str]:
+    """Return the launch that wrote a checkpoint, and what is wrong with its files; empty if nothing is."""
     try:
-        expected = _read(checkpoint)["files"]
-        found = _hash_share(checkpoint, sorted(expected), to_disk=False)
-        bad = sorted(set(_files(checkpoint)) - set(expected)) + [n for n in found if found[n] != expected[n]]
-    except (OSError, ValueError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return f"{', '.join(bad)}: not what was written" if bad else None
-
-
-def _check(checkpoint: Path) -> None:
-    if fault := _fault_of(checkpoint):
-        raise OSError(fault)
-
-
-def _read(checkpoint: Path) -> dict[str, Any]:
-    """Return the manifest; raise OSError, ValueError or TypeError if it cannot be read or is incomplete."""
-    manifest: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_text(encoding="utf-8"))
-    if missing := {"step", "launch", "files"}.difference(manifest):
-        raise ValueError(f"{_MANIFEST} lacks {', '.join(sorted(missing))}")
-    return manifest
+        manifest = json.loads((checkpoint / _MANIFEST).read_text(encoding="utf-8"))
+        then, now, launch = manifest["files"], _sizes(checkpoint), str(manifest["launch"])
+        differing = [name for name in sorted({**then, **now}) if then.get(name) != now.get(name)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return "", f"{type(error).__name__}: {error}"
+    return launch, f"{', '.join(differing)}: not what was written" if differing else ""
 
 
 class CheckpointedTrainer(Trainer):
-    """A transformers trainer whose checkpoints are verified and hold each rank's own state.
+    """A transformers trainer whose checkpoints are complete or absent and hold each rank's own state.
 
     There is no checkpoint of the last step, whose result is saved as the model.
     """
@@ -277,7 +234,7 @@ class CheckpointedTrainer(Trainer):
                 fault = "a file of it holds code, or no tensors and numbers at all, and was not loaded"
             elif not self.is_restored:
                 reason = " ".join(str(error).split())[:_MAX_REASON]
-                fault = f"cannot be loaded, though it is as its manifest says ({type(error).__name__}: {reason})"
+                fault = f"cannot be loaded, though its files are as long as written ({type(error).__name__}: {reason})"
             else:
                 raise
             before = "run.resume=auto continues from the checkpoint before it, or starts this stage over"

@@ -9,9 +9,10 @@ import math
 import traceback
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -20,17 +21,15 @@ from accelerate.utils import DistributedType, gather_object
 from transformers import TrainerCallback, TrainerState
 
 from think_as_locals.config.schema import RewardSection, RunConfig
-from think_as_locals.judging import RULES
+from think_as_locals.judging import RULES, Component, Evidence
 from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
-from think_as_locals.runtime.processes import run_with_timeout
+from think_as_locals.runtime.processes import in_background
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import Judgement, RewardBreakdown, TrainingError, TrainingWarning
-
-P = ParamSpec("P")
+from think_as_locals.types import Item, Judgement, TrainingError, TrainingWarning
 
 
 class RewardGuard:
-    """Keeps a failing reward of one rollout from affecting the others, until too many fail."""
+    """Keeps a user's own reward that fails for one rollout from affecting the others, until too many fail."""
 
     def __init__(self, config: RewardSection, folder: Path) -> None:
         self._config = config
@@ -38,20 +37,29 @@ class RewardGuard:
         self.failed: deque[bool] = deque(maxlen=config.fault_window)  # for each of the last rollouts of this rank
 
     def attempt(
-        self, score: Callable[P, RewardBreakdown], *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[RewardBreakdown | None, str | None]:
-        """Return the reward of a rollout and `None`, or `None` and the fault."""
-        if self._too_many():  # the run ends with this step, for which the other ranks should not wait
-            self.failed.append(True)
-            return None, "not tried after too many faults"
-        try:
-            breakdown = run_with_timeout(self._config.timeout_s, score, *args, **kwargs)
-        except Exception as error:
-            self.failed.append(True)
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            return None, f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
-        self.failed.append(False)
-        return breakdown, None
+        self, functions: Mapping[str, Component], rollouts: Sequence[tuple[Judgement, Item, Evidence]]
+    ) -> list[dict[str, float] | str]:
+        """Return for each rollout what these functions give it, or the fault of one that raised or came too late.
+
+        A thread of its own has `reward.timeout_s` for all of them. If one hangs, the process can end nevertheless.
+        """
+        found: list[dict[str, float] | str] = []
+
+        def work() -> None:
+            for rollout in rollouts:
+                try:
+                    found.append({name: float(function(*rollout)) for name, function in functions.items()})
+                except Exception as error:
+                    frame = traceback.extract_tb(error.__traceback__)[-1]
+                    found.append(f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})")
+
+        with suppress(TimeoutError):
+            in_background(work).result(self._config.timeout_s)
+        rewards = found[: len(rollouts)]
+        late = f"TimeoutError: the batch took longer than {self._config.timeout_s:g} s"
+        rewards += [late] * (len(rollouts) - len(rewards))
+        self.failed.extend(isinstance(reward, str) for reward in rewards)
+        return rewards
 
     def check_failures(self, rows: list[dict[str, Any]], step: int) -> int:
         """Return how many rewards failed on all ranks; too many, or one that is not finite, are a TrainingError."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import gather, gather_object
 from datasets import Dataset
 from datasets.table import InMemoryTable
 from peft import LoraConfig
@@ -34,8 +35,7 @@ from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_engine import VLLMEngine
 from think_as_locals.engines.vllm_server import ServerEngine
-from think_as_locals.judging import COMPONENTS, Component, render, render_presented, shuffle_responses
-from think_as_locals.judging.rewards import load_custom_rewards
+from think_as_locals.judging import render, render_presented, shuffle_responses
 from think_as_locals.runtime.ranks import current_launch, device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.ahead import SampledAhead
@@ -165,20 +165,19 @@ class JudgeTrainer(GroupTrainer):
         items: Sequence[Item],
         folder: RunFolder,
         checkpoints: Checkpoints,
-        components: Mapping[str, Component] = COMPONENTS,
         sources: Sequence[str] = (),
     ) -> None:
         """Train on items; metrics are logged by `sources`, the source of each item."""
         chat, self._both_orders = load_chat(config, model), config.reward.both_orders
         sources = sources or [item.source for item in items]
-        components = {**components, **load_custom_rewards(config.reward.own)}
         labels = LABELS[: max(len(item.responses) for item in items)]
-        self.rewards = Rewards(config, sorted(set(sources)), labels, chat, components, folder)
+        self.rewards = Rewards(config, sorted(set(sources)), labels, chat, folder)
         dataset, weights = PromptDataset(config, items, sources, chat), self.rewards.weights
+        functions = {**self.rewards.components, **self.rewards.own}  # whose names TRL logs; it does not call them
         gain_scorer = config.reward.criteria_gain.scorer
         self._gain_scorer = CriteriaGainScorer(self, chat, gain_scorer)
         super().__init__(
-            *(config, model, chat, dataset, self.rewards.functions(), folder, checkpoints),
+            *(config, model, chat, dataset, [functions[name] for name in weights], folder, checkpoints),
             reward_weights=list(weights.values()),
             scores_rubrics="criteria_gain" in weights and gain_scorer == "policy",
         )
@@ -196,10 +195,12 @@ class JudgeTrainer(GroupTrainer):
         self.rewards.parse_failures.batches = values["rewards"]["unparsed"]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """Score the rollouts once; TRL then reads and gathers the components."""
-        step = int(self.state.global_step)
-        self.rewards.score(completion_ids_list, inputs, step, self._log_metric, self._gain_scorer.score)
-        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        """Return the components of all ranks' rollouts (B, components), NaN for a rollout without a reward."""
+        step, device = int(self.state.global_step), self.accelerator.device
+        scored = self.rewards.score(completion_ids_list, inputs, step, self._log_metric, self._gain_scorer.score)
+        nothing = dict.fromkeys(self.rewards.weights, math.nan)
+        parts = [[*(breakdown.parts if breakdown else nothing).values()] for breakdown in scored]
+        rewards: Tensor = gather(torch.tensor(parts, dtype=torch.float32, device=device))
         if self._both_orders and "criteria_gain" in self.rewards.weights:
             # Its term log pi(j | q, y) depends on the prompt alone, and the mean of a group of one prompt cancels it. A
             # group of both orders has two prompts: each gets a mean of its own, so that no rollout is rewarded for the

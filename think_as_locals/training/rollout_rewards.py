@@ -1,7 +1,7 @@
-"""Our rewards for TRL: rollouts are parsed and scored once per batch, then TRL reads one component at a time.
+"""Our rewards for TRL: the rollouts of a batch are parsed and scored together.
 
-If the reward of a rollout raises or times out, every component is `None`, and TRL gives the rollout no advantage. Too
-many such faults, or a reward that is not finite, end the run on all ranks together.
+If a user's own reward raises or times out, the rollout has no reward, and TRL gives it no advantage. Too many such
+faults, or a reward that is not finite, end the run on all ranks together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from accelerate.utils import gather_object
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat, Messages
-from think_as_locals.judging import Component, Evidence, is_degenerate, prompt_format, rubric_span
+from think_as_locals.judging import COMPONENTS, Evidence, is_degenerate, prompt_format, rubric_span
+from think_as_locals.judging.rewards import load_custom_rewards
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
 from think_as_locals.training.faults import ParseFailureGuard, RewardGuard
@@ -36,15 +37,7 @@ class Example(TypedDict):
 class Rewards:
     """Scores the rollouts of a step."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        sources: Sequence[str],
-        labels: str,
-        chat: Chat,
-        components: Mapping[str, Component],
-        run: RunFolder,
-    ) -> None:
+    def __init__(self, config: RunConfig, sources: Sequence[str], labels: str, chat: Chat, run: RunFolder) -> None:
         """Score rollouts about items from these sources, with responses under these labels."""
         self._sources, self._labels = sources, labels
         self.weights = config.reward.weighted()
@@ -55,7 +48,9 @@ class Rewards:
         self._both_orders = config.reward.both_orders
         self._group = config.grpo.num_generations
         self._chat = chat
-        self._components = {name: components[name] for name in self.weights}
+        own = load_custom_rewards(config.reward.own)
+        self.own = {name: own[name] for name in self.weights if name in own}
+        self.components = {name: COMPONENTS[name] for name in self.weights if name not in own}
         low, high = config.reward.criteria_gain.clip
         self._evidence = Evidence(
             gain_clip=(low, high),
@@ -64,20 +59,7 @@ class Rewards:
             max_completion_length=config.grpo.max_completion_length,
             num_rules=len(self._format.rules),
         )
-        self._breakdowns: list[RewardBreakdown | None] = []
         self._rows: list[dict[str, Any]] = []
-
-    def functions(self) -> list[Callable[..., list[float | None]]]:
-        """Return a function for each component that returns to TRL what `score` found for the batch."""
-
-        def function(name: str) -> Callable[..., list[float | None]]:
-            def component(**batch: Any) -> list[float | None]:
-                return [breakdown.parts[name] if breakdown else None for breakdown in self._breakdowns]
-
-            component.__name__ = name  # TRL logs it as `rewards/<name>`
-            return component
-
-        return [function(name) for name in self.weights]
 
     def score(
         self,
@@ -86,8 +68,8 @@ class Rewards:
         step: int,
         log: Callable[[str, float], None],
         score_gains: ScoreGains,
-    ) -> None:
-        """Score this rank's rollouts, each of an example, after `step` steps; all ranks call this together."""
+    ) -> list[RewardBreakdown | None]:
+        """Return the rewards of this rank's rollouts, each of an example; all ranks call this together."""
         items = [example["presented"] for example in examples]
         rollouts = [self._chat.rollout(ids) for ids in completion_ids]
         judgements = [
@@ -110,16 +92,21 @@ class Rewards:
         verdicts = [(j.verdict, j.verdict == i.best) for j, i in zip(judgements, items, strict=True)]
         all_verdicts: list[tuple[int | None, bool]] = gather_object(verdicts)
         partners = self._partners([right for _, right in all_verdicts], len(examples))
-        self._breakdowns, table = [], []
-        for item, rollout, judgement, gain, partner in zip(items, rollouts, judgements, gains, partners, strict=True):
-            evidence = replace(
-                self._evidence, num_tokens=len(rollout.token_ids), log_probabilities=gain, partner_right=partner
-            )
-            breakdown, fault = self.guard.attempt(self._breakdown, judgement, item, evidence)
-            self._breakdowns.append(breakdown)
-            table.append(self._row(step + 1, item, rollout, judgement, breakdown, fault))
-        for example, scored, (_, right) in zip(examples, table, verdicts, strict=True):
-            scored |= {"source": example["source"], "correct": right}
+        evidences = [
+            replace(self._evidence, num_tokens=len(rollout.token_ids), log_probabilities=gain, partner_right=partner)
+            for rollout, gain, partner in zip(rollouts, gains, partners, strict=True)
+        ]
+        scored = list(zip(judgements, items, evidences, strict=True))
+        own = self.guard.attempt(self.own, scored) if self.own else [{} for _ in scored]
+        breakdowns = [
+            None if isinstance(given, str) else self._breakdown(given, *rollout)
+            for given, rollout in zip(own, scored, strict=True)
+        ]
+        faults = [given if isinstance(given, str) else None for given in own]
+        columns = zip(items, rollouts, judgements, breakdowns, faults, strict=True)
+        table = [self._row(step + 1, *row) for row in columns]
+        for example, row, (_, right) in zip(examples, table, verdicts, strict=True):
+            row |= {"source": example["source"], "correct": right}
         self._rows += table
         log("parse_failure", sum(verdict is None for verdict, _ in verdicts) / len(verdicts))
         tagged = [j.verdict_only == i.best for j, i in zip(judgements, items, strict=True)]
@@ -129,18 +116,21 @@ class Rewards:
         self._log_sources(table, log)
         log("reward_faults", self.guard.check_failures(table, step + 1))
         if self._asks_for_rubric:
-            self._log_degenerate_share(judgements, items, log)
+            self._log_degenerate_share(breakdowns, judgements, items, log)
         share = sum(verdict is None for verdict, _ in all_verdicts) / len(all_verdicts)
         self.parse_failures.check(share, judgements, step + 1)
+        return breakdowns
 
     def take_rows(self) -> list[dict[str, Any]]:
         """Return the scored completions since the last call, as rows of a table."""
         rows, self._rows = self._rows, []
         return rows
 
-    def _breakdown(self, judgement: Judgement, item: Item, evidence: Evidence) -> RewardBreakdown:
-        parts = self._components.items()
-        return RewardBreakdown({name: float(component(judgement, item, evidence)) for name, component in parts})
+    def _breakdown(
+        self, own: Mapping[str, float], judgement: Judgement, item: Item, evidence: Evidence
+    ) -> RewardBreakdown:
+        parts = {name: float(component(judgement, item, evidence)) for name, component in self.components.items()}
+        return RewardBreakdown({name: {**parts, **own}[name] for name in self.weights})
 
     def _partners(self, right: list[bool], count: int) -> list[bool | None]:
         """Return whether each rollout's partner in the other order is right; a group may be split over two ranks."""
@@ -161,12 +151,16 @@ class Rewards:
             log("consistent_accuracy", sum(right[p] and right[p + half] for p in pairs) / len(pairs))
 
     def _log_degenerate_share(
-        self, judgements: Sequence[Judgement], items: Sequence[Item], log: Callable[[str, float], None]
+        self,
+        breakdowns: Sequence[RewardBreakdown | None],
+        judgements: Sequence[Judgement],
+        items: Sequence[Item],
+        log: Callable[[str, float], None],
     ) -> None:
         """Log the share of the positive weighted rewards that goes to rollouts that judge nothing."""
         earned = [
             (sum(max(0.0, weight * breakdown.parts[name]) for name, weight in self.weights.items()), judgement, item)
-            for breakdown, judgement, item in zip(self._breakdowns, judgements, items, strict=True)
+            for breakdown, judgement, item in zip(breakdowns, judgements, items, strict=True)
             if breakdown
         ]
         shares = [
@@ -174,10 +168,8 @@ class Rewards:
         ]
         all_shares: list[tuple[float, bool]] = gather_object(shares)
         total = sum(amount for amount, _ in all_shares)
-        log(
-            "degenerate_reward_share",
-            sum(amount for amount, degenerate in all_shares if degenerate) / total if total else 0.0,
-        )
+        degenerate = sum(amount for amount, judges_nothing in all_shares if judges_nothing)
+        log("degenerate_reward_share", degenerate / total if total else 0.0)
 
     def _log_sources(self, table: list[dict[str, Any]], log: Callable[[str, float], None]) -> None:
         """Log by source, if there are several, the share of rollouts, the share that is right and the mean reward."""

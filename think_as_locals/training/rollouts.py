@@ -6,7 +6,6 @@ TRL's VLLMGeneration: the one here and that of `served_engine.py`.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,6 @@ from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.engines.weight_digests import Digest, DigestRequest, SentTensors, read
-from think_as_locals.runtime.processes import without_collection
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
@@ -238,10 +236,7 @@ class ColocatedGeneration(CheckedGeneration):
     """TRL's colocated vLLM, in the trainer's processes and on its GPUs, with the run's type and revision."""
 
     def _init_vllm(self) -> None:
-        with without_collection():
-            vllm_engine.prepare()
-            if not hasattr(vllm_generation, "LLM"):  # see `training/__init__.py`
-                importlib.reload(vllm_generation)
+        vllm_engine.prepare()
         self._num_adapters = 0  # sent so far
         self._made_without: str | None = None  # why the engine was made without adapters
         original = vllm_generation.LLM
