@@ -48,7 +48,7 @@ from think_as_locals.runtime.files import write_json
 from think_as_locals.training.criteria_gain import CriteriaGainScorer, GainQuery
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 
-UPDATES, STEPS, GAINS = ("trl", "trimmed", "shared"), ("trl", "shared"), ("shared", "gain")
+UPDATES, GAINS = ("trl", "trimmed", "shared"), ("shared", "gain")
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,6 @@ CASES = (
     Case("P 1024, C 256", (1024,), (256, 256), 3.0),
     Case("ragged: P 350-1024, C 24-128", (350, 420, 512, 1024), (24, 128), 7.5),
     Case("ragged, half of the groups at zero advantage", (350, 420, 512, 1024), (24, 128), 12, idle_groups=2),
-    Case("whole step with rollouts, P 512, C 64", (512,), (64, 64), 3.5, variants=STEPS, whole_step=True),
-    Case("whole step with rollouts, P 1024, C 128", (1024,), (128, 128), 4, variants=STEPS, whole_step=True),
     Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=GAINS, whole_step=True),
 )
 MEMORY_TARGET = 0.5

@@ -104,20 +104,6 @@ def batch(zero: bool = False) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora": True}, {"generation_kwargs": {"min_new_tokens": 6}, "top_p": 0.9}])
-def test_rollouts_match_trl_and_each_prompt_is_processed_once(make: Make, settings: dict[str, Any]) -> None:
-    trainer = make(**settings)
-    prompts = [[5, 9, 7, 11]] * G + [[8, 6]] * G
-    read: list[tuple[int, ...]] = []
-    hook = trainer.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: read.append(ids[0].shape))
-    torch.manual_seed(4)
-    found = trainer._generate_single_turn(prompts, None, {}, G)
-    hook.remove()
-    assert read[:2] == [(2, 3), (2 * G, 1)]
-    torch.manual_seed(4)
-    assert found == GRPOTrainer._generate_single_turn(trainer, prompts, None, {}, G)
-
-
 def loss_and_gradient(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
     trainer.model.train()
     trainer.model.zero_grad()

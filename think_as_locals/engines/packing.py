@@ -40,8 +40,6 @@ SUPPORTED_KERNELS = ("sdpa", "flash_attention_2", "flash_attention_3")
 _FROM_HUB = {FLASH_ATTN_KERNEL_FALLBACK[name] for name in SUPPORTED_KERNELS if name in FLASH_ATTN_KERNEL_FALLBACK}
 ARGUMENT = "shared_prefix"
 """The keyword argument of the model with the packed row; it is passed on to the attention of every layer."""
-PROMPTS = "shared_prompts"
-"""The keyword argument with a batch's `decoding.SharedPrompts`, for decoding one new token per row."""
 
 _SCORE_TOLERANCE = 1e-4  # of scores in full precision, relative to the largest
 # In half precision, in which the mere shape of a batch changes results (log-probabilities of a 7B by .04 nats), this is
@@ -73,7 +71,8 @@ class Packed:
     @property
     def inputs(self) -> dict[str, Any]:
         """Keyword arguments of a model."""
-        mask = no_mask(self.tokens)
+        # By its four dimensions it tells transformers not to make a mask: our attention needs none.
+        mask = self.tokens.new_ones(1, 1, 1, 1)
         return {"input_ids": self.tokens, "position_ids": self.positions, "attention_mask": mask, ARGUMENT: self}
 
 
@@ -84,11 +83,6 @@ class PackedCompletions(Packed):
     labels: Tensor  # the predicted tokens, (1, L')
     rows: Tensor  # the row of each label ...
     columns: Tensor  # ... and its index in the completion
-
-
-def no_mask(tokens: Tensor) -> Tensor:
-    """Return what tells transformers, by its four dimensions, not to make a mask: our attention needs none."""
-    return tokens.new_ones(1, 1, 1, 1)
 
 
 def pack(prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> PackedCompletions:
@@ -313,8 +307,6 @@ class PackedAttention:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return a layer's attention (1, L, H, D), given query (1, H, L, D), key and value (1, H_kv, L, D)."""
-        if (prompts := kwargs.pop(PROMPTS, None)) is not None:
-            return prompts.attention(module, query, key, value, kwargs["scaling"]), None
         packed: Packed | None = kwargs.pop(ARGUMENT, None)
         if packed is None:
             return self._kernel(module, query, key, value, attention_mask, **kwargs)

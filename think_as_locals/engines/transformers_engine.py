@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
-from think_as_locals.engines.decoding import generate, positions
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.types import ModelError, first_of
@@ -48,8 +47,9 @@ class TransformersEngine(TokenEngine):
         def score(indices: Sequence[int]) -> list[list[float]]:
             ids, mask = (rows.to(self.model.device) for rows in padded([contexts[i] for i in indices], "left"))
             with torch.inference_mode():
+                positions = (mask.cumsum(1) - 1).clamp(min=0)  # 0 for padding on the left
                 output = self.model(
-                    input_ids=ids, attention_mask=mask, position_ids=positions(mask), logits_to_keep=1, use_cache=False
+                    input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=1, use_cache=False
                 )
                 log_probs = output.logits[:, -1].float().log_softmax(-1)
             return [row[list(candidates[i])].tolist() for row, i in zip(log_probs, indices, strict=True)]
@@ -89,7 +89,8 @@ class TransformersEngine(TokenEngine):
         # that greedy would not be greedy, and differ from vLLM's.
         defaults = patch.dict(vars(self.model.generation_config), vars(GenerationConfig()), clear=True)
         with torch.inference_mode(), defaults:
-            output = generate(self.model, input_ids=ids, attention_mask=mask, generation_config=config)
+            # Under ZeRO-3 the ranks have different numbers of batches.
+            output = self.model.generate(ids, attention_mask=mask, generation_config=config, synced_gpus=False)
         completions: list[list[int]] = output[:, ids.shape[1] :].tolist()
         return [completion[:room] for completion, room in zip(completions, rooms, strict=True)]
 

@@ -1,9 +1,8 @@
 """A GRPOTrainer that computes the prompt of a group once: TRL's loss, several times faster for long prompts.
 
 TRL repeats a group's prompt for each of its G rollouts in every pass, and pads all rows to the longest of the
-generation batch. `SharedPrefixTrainer` overrides four of its methods, none of which holds its loss:
+generation batch. `SharedPrefixTrainer` overrides three of its methods, none of which holds its loss:
 
-- `_generate_single_turn` has transformers read a prompt once for all of its rollouts;
 - `_prepare_inputs` keeps groups together in micro-batches and trims their padding;
 - `_get_per_token_logps_and_entropies`, which every pass (old, reference, loss) calls, packs what it computes;
 - `_compute_loss` notes which rollouts carry no gradient, so that they are left out of the pass.
@@ -25,13 +24,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
-from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import nanmax, nanmin
 
 from think_as_locals.engines import packing
-from think_as_locals.engines.decoding import generate
 from think_as_locals.engines.packing import computing_in_float32
-from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.training.lm_heads import float32_heads, lean_heads, linear_in_float32
 
 _logger = logging.getLogger(__name__)
@@ -101,26 +97,6 @@ class SharedPrefixTrainer(GRPOTrainer):
             largest = self.accelerator.gather(batch["advantages"]).view(-1, self.num_generations).abs().amax(1)
             self._metrics["train"]["frac_reward_zero_std"][-1] = (largest < _NO_ADVANTAGE).float().mean().item()
         return batch
-
-    def _generate_single_turn(
-        self, prompt_ids: list[list[int]], images: Any, fields: Any, num_generations: int, *tools: Any, **more: Any
-    ) -> Any:
-        """Return completions as TRL samples them, except that transformers reads a prompt once for all its rollouts."""
-        whole = self.args.ds3_gather_for_generation and not self._dist.is_fsdp  # else layers are gathered one by one
-        if self.use_vllm or self.use_transformers_continuous_batching or self._is_vlm or not whole:
-            return super()._generate_single_turn(prompt_ids, images, fields, num_generations, *tools, **more)
-        ids, mask = (tensor.to(self.accelerator.device) for tensor in padded(prompt_ids, "left"))
-        settings = {
-            "gather_deepspeed3_params": True,
-            "generation_kwargs": self.generation_kwargs,
-            "gradient_checkpointing_kwargs": self.args.gradient_checkpointing_kwargs,
-        }
-        with unwrap_model_for_generation(self.model_wrapped, self.accelerator, **settings) as model, torch.no_grad():
-            output = generate(model, input_ids=ids, attention_mask=mask, generation_config=self.generation_config)
-        ends = set(self.eos_token_ids)
-        completions = output[:, ids.shape[1] :].tolist()
-        lengths = [next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in completions]
-        return [row[:length] for row, length in zip(completions, lengths, strict=True)], None
 
     @property
     def wants_old_log_probs(self) -> bool:
