@@ -31,6 +31,8 @@ from think_as_locals.types import Item
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Processes that start anew find our modules compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Trackio reads this as it is imported, which the `warm_python` has done.
+os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp())
 # The same tests on every machine: `make gpu` (tests/gpu) checks what is of GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -190,7 +192,7 @@ def warm_vllm(tmp_path_factory: pytest.TempPathFactory, worker_id: str, warm_pyt
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str, warm_python: str) -> Path:
-    """The folder of a finished small run, and beside it what W&B and trackio keep and what it printed.
+    """The folder of a finished small run, and beside it what W&B keeps and what it printed.
 
     It is started by `accelerate launch recipes/quickstart.yaml`.
     """
@@ -225,9 +227,8 @@ def _make_small_run(python: str, folder: Path) -> None:
     done = launch(
         *[command("accelerate", python), "launch", "recipes/quickstart.yaml"],
         *[*TRACKED, f"run.dir={folder}", "run.name=small"],
-        WANDB_MODE="offline",  # W&B and trackio choose folders as they are imported, which the warm Python has not done
+        WANDB_MODE="offline",
         WANDB_DIR=str(folder),
-        TRACKIO_DIR=str(folder / "trackio"),
         **PLANTED,
     )
     (folder / "output.txt").write_text(done.stdout + done.stderr, encoding="utf-8")

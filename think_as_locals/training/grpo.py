@@ -51,9 +51,6 @@ from think_as_locals.types import LABELS, ConfigError, Item
 
 T = TypeVar("T")
 
-RewardFunction = Callable[..., Sequence[float | None]]
-"""Takes TRL's batch by keyword (`prompts`, `completions`, columns of the data set); returns a reward for each row."""
-
 MAX_CHECKED, _SAMPLE = 20_000, 5_000  # the texts of more items are not all checked before training: 0.6 ms each
 
 
@@ -68,7 +65,7 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         model: str,
         chat: Chat,
         dataset: Dataset,
-        reward_funcs: Sequence[RewardFunction],
+        reward_funcs: Sequence[Callable[..., Any]],
         folder: RunFolder,
         checkpoints: Checkpoints,
         scores_rubrics: bool = False,

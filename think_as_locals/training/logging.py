@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,10 +22,8 @@ from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
 
 from think_as_locals.config.model_schema import GrpoConfig
-from think_as_locals.config.schema import RunConfig
-from think_as_locals.runtime.files import append_json, parquet, read_json, read_parquet, write_bytes, write_json
+from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import TEST
 
 
 class MetricsWriter(TrainerCallback):
@@ -201,59 +198,24 @@ def track(trainer: Trainer, config: GrpoConfig, run: RunFolder) -> None:
         os.environ.setdefault("WANDB_RUN_ID", run.read_id())
         os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_DIR", str(run.path))
-        if isinstance(config, RunConfig):
-            trainer.add_callback(WandbTables(config, run))
+        trainer.add_callback(WandbConfig(config))
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
             callback.logging_dir = str(run.tensorboard)  # by default it is among the checkpoints
 
 
-class WandbTables(TrainerCallback):
-    """Sends the run's configuration to W&B and, with every measurement, tables of accuracies and completions."""
+class WandbConfig(TrainerCallback):
+    """Adds the run's configuration to its W&B run, which transformers has opened."""
 
-    def __init__(self, config: RunConfig, run: RunFolder) -> None:
+    def __init__(self, config: GrpoConfig) -> None:
         self._config = config
-        self._run = run
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Add the configuration to the run that transformers has opened."""
         if state.is_world_process_zero:
             import wandb
 
             settings = {"think_as_locals": self._config.model_dump()}
             wandb.config.update(settings, allow_val_change=True)  # a resumed run has `resume: auto`
-
-    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Send the tables of the latest measurement with its figures."""
-        if state.is_world_process_zero and f"eval/{TEST}/accuracy" in (logs or {}):
-            import wandb
-
-            tables: dict[str, list[dict[str, Any]]] = {}
-            step = max(self._run.evaluated_steps())
-            for name in self._run.evaluated_sets():
-                tables |= _accuracies(name, read_json(self._run.evaluation(name, step)))
-            if completions := list(self._run.completions_steps().values()):
-                tables["completions"] = [
-                    {name: "\n".join(value) if isinstance(value, list) else value for name, value in row.items()}
-                    for row in read_parquet(completions[-1])
-                ]
-            sent = {
-                name: wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-                for name, rows in tables.items()
-            }
-            wandb.log({**sent, "train/global_step": step})
-
-
-def _accuracies(name: str, summary: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of a set's tables by culture, domain, language and cell, by their names."""
-    tables = defaultdict(list)
-    for by in ("culture", "domain", "language", "cell"):
-        for part, figures in summary[f"by_{by}"].items():
-            low, high = figures["ci95"]
-            row = {by: part, "n": figures["n"], "accuracy": figures["accuracy"], "ci95_low": low, "ci95_high": high}
-            baselines = {f"baseline/{name}": other["accuracy"] for name, other in figures["baselines"].items()}
-            tables[f"eval/{name}/by_{by}"].append({**row, **baselines})
-    return tables
 
 
 class ShardsWriter(TrainerCallback):
