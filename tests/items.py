@@ -30,8 +30,8 @@ def make_item(**changes: Any) -> Item:
 
 def row_of(scored: ScoredItem) -> dict[str, Any]:
     """The row of a judgement and its item, as a table of judgements has it."""
-    item = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(scored.item).items()}
-    return item | scored.judgement_row()
+    row = asdict(scored.item) | scored.judgement_row()
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in row.items()}
 
 
 def day_items(count: int, *responses: str) -> list[Item]:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import DemonstrationConfig
@@ -19,7 +20,7 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, yield_table
-from think_as_locals.evaluation.tables import Table
+from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.judging import RULES
 from think_as_locals.judging.formats import Format
 from think_as_locals.judging.prompt import hint
@@ -31,7 +32,7 @@ from think_as_locals.runtime.output import print_result, progress_bar, progress_
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, DataError, Demonstration, Item, is_text
 
-_OUTCOMES = ("right", "wrong", "parse_failures", "too_long")
+_OUTCOMES = ("right", "wrong", "out_of_format", "too_long")
 
 
 def load_data(config: DemonstrationConfig) -> Sequence[Item]:
@@ -73,7 +74,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
                 "start a new run with more tries, a larger teacher.max_completion_length or another teacher"
             )
         write_rows(folder.demonstrations, sorted(rows, key=lambda row: tally.index(row["item"]["id"])))
-    print_result(table(read_json(folder.yields)).terminal())
+    print_result(on_terminal(table(read_json(folder.yields))))
     print(f"demonstrations  {folder.demonstrations}")
 
 
@@ -146,14 +147,14 @@ def _outcome(teacher: Judge, request: Request, answer: Answer) -> tuple[str, Seq
     if TOO_LONG in answer:
         return "too_long", (TOO_LONG,)
     judgement = teacher.read(request, answer)
-    if judgement.verdict == request.order.index(request.item.best):
-        return "right", judgement.issues
-    return "parse_failures" if judgement.issues else "wrong", judgement.issues
+    if judgement.issues:  # also those with which a verdict counts: the format is what is demonstrated
+        return "out_of_format", judgement.issues
+    return "right" if judgement.verdict == request.order.index(request.item.best) else "wrong", ()
 
 
-def table(summary: Mapping[str, Any]) -> Table:
+def table(summary: Mapping[str, Any]) -> DataFrame:
     """Return the yield by culture as a table, with all items in its last row."""
-    counted = {"completions": "completions", "right": "right", "wrong": "wrong", "parse_failures": "parse failures"}
+    counted = {"completions": "completions", "right": "right", "wrong": "wrong", "out_of_format": "out of format"}
     counted |= {"hinted": "by hint"} if summary["hinted"] else {}
     parts = {**summary["by_culture"], "all": summary}
     return yield_table("culture", "items demonstrated, %", parts, counted)

@@ -23,11 +23,12 @@ from think_as_locals.evaluation import carb, downstream
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
+from think_as_locals.evaluation.judgements import Judgements
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.sampling import advance
-from think_as_locals.evaluation.scored import Judgements
 from think_as_locals.evaluation.tables import escape_terminal
+from think_as_locals.evaluation.tables import on_terminal as table_on_terminal
 from think_as_locals.evaluation.tasks import Question, candidates_table, draw, questions_of
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
@@ -162,7 +163,7 @@ def _validity(folder: RunFolder, errors: Console) -> None:
         return
     if found["warning"]:
         errors.print(f"warning: {found['warning']}", markup=False)
-    print_result(*(table.terminal() for table in downstream.tables(found)))
+    print_result(*map(table_on_terminal, downstream.tables(found)))
     print(f"validity     {folder.validity.with_suffix('.svg')}")
 
 
@@ -173,7 +174,7 @@ def sample(config: SampleConfig, questions: Sequence[Question], folder: RunFolde
     console.print(f"{config.run.name}: {len(questions):,} prompts ({config.sample.task})", highlight=False)
     with progress_bar(console) as bar:
         draw(config.sample, config.seed, questions, folder, bar)
-    print_result(candidates_table(read_json(folder.candidates_summary)).terminal())
+    print_result(table_on_terminal(candidates_table(read_json(folder.candidates_summary))))
     print(f"candidates  {folder.candidates}")
 
 

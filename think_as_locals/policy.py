@@ -31,7 +31,7 @@ from think_as_locals.data.overlap import check_overlaps, find_overlaps
 from think_as_locals.data.splits import select
 from think_as_locals.engines import sample_all
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.scored import with_cultures
+from think_as_locals.evaluation.judgements import with_cultures
 from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import Cell, Table, escape_markdown, figure
 from think_as_locals.evaluation.tasks import (

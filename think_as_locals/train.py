@@ -20,8 +20,8 @@ from think_as_locals.data.load import EvalSet, TrainingData, check_leaks, descri
 from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.evaluation.report import FROM_SCRATCH, is_randomly_initialised, next_steps, write_report
-from think_as_locals.evaluation.scored import grouped
 from think_as_locals.judging import render, render_presented
 from think_as_locals.machine.hours import estimates, steps_of
 from think_as_locals.reward_models.judge import Judge, JudgeSettings

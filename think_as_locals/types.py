@@ -304,16 +304,15 @@ class Judgement:
     """A parsed completion of a judge.
 
     Args:
-        verdict: Index of the chosen response; `None` unless the completion follows the whole grammar. If `order` is
-            set it is an index of the responses as given to `Judge.judge`, otherwise of those in the prompt (A is 0).
+        verdict: Index of the chosen response; `None` if it is missing or could be forged (`judging.formats.VOIDING`).
+            If `order` is set it is an index of the responses as given to `Judge.judge`, otherwise of those in the
+            prompt (A is 0).
         rubric: The criteria, if the rubric section could be parsed.
         analysis: The text between rubric and verdict, if any.
         issues: Names of the grammar's rules that the completion breaks.
         completion: The completion itself.
         rating: The rating of a single response, if one was asked for and could be parsed.
         margin: Log-odds of the verdict's label against the other labels, if measured.
-        verdict_only: Index of the response in the last well-formed verdict tag, whatever else is wrong with the
-            completion; equals `verdict` if that is not `None`.
         order: Indices of the given responses in the order in which the judge saw them: the first is its A. Rubric and
             analysis use these labels.
     """
@@ -326,7 +325,6 @@ class Judgement:
     rating: float | None = None
     margin: float | None = None
     order: tuple[int, ...] | None = None
-    verdict_only: int | None = None
 
     @property
     def label(self) -> str | None:

@@ -126,7 +126,7 @@ def _control(folder: Path, words: list[str]) -> dict[str, Any]:
     differences = [line[DIFFERENCE] for line in logged(folder / "control")]
     stale, current = differences[1::2], differences[::2]  # the first step has the weights of the evaluation before
     missed = sum(d <= STALE for d in stale) + sum(d > STALE for d in current)
-    return {"control_batches": len(stale), "control_missed": missed, "control_smallest_difference": min(stale)}
+    return {"control_batches": len(stale), "control_missed": missed, "control_min_detectable_effect": min(stale)}
 
 
 def _skip_every_second_sync() -> None:

@@ -172,13 +172,6 @@ def test_tfidf_is_invariant_to_order_of_items_and_responses() -> None:
     assert tfidf(turned) == tfidf(items)
 
 
-def test_tfidf_gives_the_same_scores_in_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = nonsense_items("bagofe dikuma sotane", groups=6)
-    alone = tfidf(items)
-    monkeypatch.setattr(baselines, "_CHUNK", 20)
-    assert tfidf(items) == alone
-
-
 def test_tfidf_fitted_on_a_subset_scores_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
     items = nonsense_items("bagofe dikuma sotane")
     monkeypatch.setattr(baselines, "_MAX_FITTED", sum(len(item.responses) for item in items) // 3)

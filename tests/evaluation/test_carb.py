@@ -19,6 +19,7 @@ from items import make_item, row_of
 
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.carb import KEYS, lines, metrics, save, summarise
+from think_as_locals.evaluation.judgements import Judgements, tabulate
 from think_as_locals.judging import parse, reorder_responses, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import write_text
@@ -59,7 +60,7 @@ ABOUT |= {"bootstrap_samples": 500}
 
 
 def summary(predictions: Sequence[ScoredItem] = PREDICTIONS) -> dict[str, Any]:
-    return summarise(predictions, **ABOUT)
+    return summarise(Judgements.of(tabulate(predictions)), **ABOUT)
 
 
 FOUND = summary()
@@ -120,23 +121,16 @@ def test_every_cell_has_baselines_on_its_own_items() -> None:
         assert sum(cell["n"] * cell["accuracy"] for cell in FOUND[name].values()) == pytest.approx(5)
 
 
-def test_verdict_only_accuracy_credits_last_tags() -> None:
-    tagged = (*PREDICTIONS[:5], dataclasses.replace(PREDICTIONS[5], tagged_credit=1.0), *PREDICTIONS[6:])
-    found = summary(tagged)
-    assert (part(found), part(found["verdict_only"])) == ((8, 5 / 8), (8, 6 / 8))
-    assert part(FOUND["verdict_only"]) == (8, 5 / 8)
-    assert metrics("test", found)["eval/test/verdict_only"] == 6 / 8
-    for name in (name for name in found if name.startswith("by_")):  # of every part too
-        cells = found[name].values()
-        assert sum(cell["n"] * cell["accuracy"] for cell in cells) == pytest.approx(5)
-        assert sum(cell["verdict_only"]["n"] * cell["verdict_only"]["accuracy"] for cell in cells) == pytest.approx(6)
-    assert part(found["macro"]["verdict_only"]) == (8, pytest.approx(part(found["macro"])[1] + 1 / 2 / 5))
-    assert "62.5% [" in lines("test", found)[0]
-    assert "verdict-only 75.0%, parse failures 12.5%" in lines("test", found)[0]
+def test_in_format_counts_judgements_that_keep_every_rule() -> None:
+    sloppy = dataclasses.replace(PREDICTIONS[0].judgement, issues=("criterion_weights",))
+    found = summary((dataclasses.replace(PREDICTIONS[0], judgement=sloppy), *PREDICTIONS[1:]))
+    assert (FOUND["in_format"]["share"], found["in_format"]["share"]) == (7 / 8, 6 / 8)
+    assert part(found) == part(FOUND)  # the verdict stands
+    assert metrics("test", found)["eval/test/in_format"] == 6 / 8
+    assert "in format 75.0%, parse failures 12.5%" in lines("test", found)[0]
 
 
 def test_macro_averages_cells_and_micro_averages_items() -> None:
-    assert part(FOUND["micro"]) == part(FOUND)
     assert part(FOUND["macro"]) == (8, pytest.approx((0 + 1 / 2 + 1 + 1 + 0) / 5))
     assert (FOUND["macro"]["cells"], FOUND["macro"]["of"], FOUND["macro"]["missing"]) == (5, 5, [])
     two = summary(PREDICTIONS[:2])
@@ -156,7 +150,7 @@ def published(*missing: str) -> dict[str, Any]:
 
 def test_macro_of_published_rows_averages_forty_cells() -> None:
     found = published()
-    assert part(found["micro"]) == (79, pytest.approx(60 / 79))
+    assert part(found) == (79, pytest.approx(60 / 79))
     # Twenty cells are right; of the others seven have one item, seven have two and six have three.
     assert part(found["macro"]) == (79, pytest.approx((20 + 7 + 7 / 2 + 6 / 3) / 40))
     assert (found["macro"]["cells"], found["macro"]["of"], found["macro"]["missing"]) == (40, 40, [])
@@ -252,7 +246,7 @@ def test_baselines_are_measured_on_the_same_items() -> None:
 
 
 def test_every_accuracy_has_n_and_an_interval() -> None:
-    cells = [FOUND, FOUND["flips"], FOUND["micro"], FOUND["flips"]["by_set"]]
+    cells = [FOUND, FOUND["flips"], FOUND["flips"]["by_set"]]
     cells += [cell for name in FOUND if name.startswith("by_") for cell in FOUND[name].values()]
     cells += [beside for cell in cells for beside in cell.get("baselines", {}).values()] + [FOUND["macro"]]
     assert len(cells) > 100
@@ -312,9 +306,11 @@ def test_save_round_trips_and_keeps_the_old_file_on_nan(tmp_path: Path) -> None:
     assert json.loads(path.read_text(encoding="utf-8")) == FOUND
     assert sorted(file.name for file in path.parent.iterdir()) == ["step-50.json", "step-50.parquet"]
     rows = parquet.read_table(path.with_suffix(".parquet")).to_pylist()
-    assert rows == [row_of(prediction) for prediction in PREDICTIONS]
-    assert (rows[5]["completion"], rows[5]["verdict"], rows[5]["correct"]) == (UNPARSED, None, False)
-    assert set(rows[6]["responses"]) == {"ชาในไทย", "กาแฟเย็น"}
+    assert rows == sorted((row_of(prediction) for prediction in PREDICTIONS), key=lambda row: row["id"])
+    by_id = {row["id"]: row for row in rows}
+    failed, thai = by_id["g3/JP/5"], by_id["g4/TH/6"]
+    assert (failed["completion"], failed["verdict"], failed["correct"]) == (UNPARSED, None, False)
+    assert set(thai["responses"]) == {"ชาในไทย", "กาแฟเย็น"}
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:

@@ -44,22 +44,6 @@ Verdict: D, your response 2: With palms pressed
 together.
 """
 
-WITHOUT_VERDICT = """\
-No verdict
-- finished: the completion has to end by itself, not
-at the token limit
-- analysis_once: there has to be one
-<analysis>...</analysis>
-- verdict_once: there has to be one
-<verdict>...</verdict>
-- order: rubric, analysis, verdict, with nothing but
-white space around them
-- analysis_text: the analysis must not be blank
-- verdict_label: the verdict has to be one of the
-labels on offer
-It wrote
-"""
-
 SCORED = """\
 response  score
        1   0.25  With a firm handshake.
@@ -93,7 +77,7 @@ def test_judgement_view_shows_rubric_analysis_and_verdict(item: Item) -> None:
 def test_judgement_view_without_a_verdict_explains_issues(item: Item) -> None:
     rubric = write(RUBRIC, "x", 0).partition("\n<analysis>")[0]
     output = drawn(judgement_view(predicted(item, rubric, "length")))
-    assert WITHOUT_VERDICT in output
+    assert "No verdict\n- finished: the completion has to end by itself" in output
     assert output.endswith("</rubric>\n")
 
 

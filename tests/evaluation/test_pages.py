@@ -1,4 +1,4 @@
-"""Shared parts of HTML pages: escaping, content security policy, axes, and JSON embedded in a script."""
+"""Shared parts of HTML pages: escaping, content security policy, and JSON embedded in a script."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from evaluation.conftest import EVIL
 from evaluation.judged import flip_items, judge_all, measure
-from html_page import Page, check_tables, check_texts
+from html_page import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.evaluation.leaderboard import write_leaderboard
-from think_as_locals.evaluation.pages import axis, read_settings, shade, spread, templates
+from think_as_locals.evaluation.pages import read_settings, shade, templates
 from think_as_locals.evaluation.report import write_report
 from think_as_locals.runtime.files import read_json
 from think_as_locals.types import DataError
@@ -42,14 +42,6 @@ def test_templates_escape_text_and_reject_undefined_names() -> None:
     assert page.render(text="<b>") == "&lt;b&gt; Thai xx-unknown Thailand"
     with pytest.raises(Exception, match="'text' is undefined"):
         page.render()
-
-
-def test_axis_has_round_ticks_even_for_a_single_value() -> None:
-    assert axis(-0.43, 0.91, start=100, end=0, ticks=3).ticks == [-0.5, 0.0, 0.5, 1.0]
-    assert axis(0, 1, start=0, end=10, ticks=1).ticks == [0, 1]
-    same = axis(0.5, 0.5, start=0, end=10)
-    assert same.low <= 0.5 <= same.high
-    assert axis(0, 2000, start=50, end=700).at(1000) == 375
 
 
 def test_shade_is_neutral_at_chance() -> None:
@@ -85,7 +77,8 @@ def test_page_escapes_text_and_loads_nothing_external(page: Path) -> None:
     assert not any(found.all(tag) for tag in ("img", "link"))
     assert not any(name.startswith("on") or name == "src" for _, attrs in found.tags for name in attrs)
     assert all((attrs["href"] or "").startswith("#") for attrs in found.all("a"))
-    assert not re.search(r"https?:|@import|url\(|innerHTML", found.source)
+    assert not re.search(r"@import|url\([^#]|innerHTML", found.source)
+    assert not any("//" in (value or "") for _, attrs in found.tags for name, value in attrs.items() if "href" in name)
     assert "alert(1)" in found.text
 
 
@@ -95,53 +88,6 @@ def test_content_security_policy_allows_only_the_one_script(page: Path) -> None:
     policy = found.all("meta")[1]["content"] or ""
     assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
     assert "default-src 'none'" in policy
-
-
-def test_tables_scroll_and_drawing_labels_do_not_overlap(page: Path) -> None:
-    check_tables(Page(page).source)
-    check_texts(Page(page).source)
-
-
-@pytest.mark.parametrize("right", [0, 0.46, 0.5, 1])
-@pytest.mark.parametrize(("last", "scale"), [(1, 1), (400, 1e-4), (12000, 1e5)])
-def test_curve_labels_do_not_overlap(tmp_path: Path, right: float, last: int, scale: float) -> None:
-    items = flip_items()
-    measure(tmp_path, 0, judge_all(lambda _: False, items))
-    measure(tmp_path, last, judge_all(lambda i: i < right * len(items), items))
-    lines = [{"stage": "grpo", "step": s, "reward": scale * (s - 0.4 * last) / last} for s in (0, last)]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    check_texts(Page(write_report(tmp_path)).source)
-
-
-def test_spread_separates_positions_within_bounds() -> None:
-    assert spread([], 10, 0, 100) == []
-    assert spread([3, 4, 50, 99, 99], 10, 5, 100) == [5, 15, 50, 90, 100]
-    assert spread([40, 41, 42], 10, 0, 100) == [40, 50, 60]
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_colour_contrast_meets_wcag(page: Path, scheme: int) -> None:
-    """WCAG 2.2: 4.5 for text, 3 for what is drawn."""
-    colours = dict(
-        re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", Page(page).source, re.DOTALL)[scheme])
-    )
-
-    def contrast(one: str, other: str) -> float:
-        values = [[int(colours[name][i : i + 2], 16) / 255 for i in (1, 3, 5)] for name in (one, other)]
-        linear = [[v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in each] for each in values]
-        low, high = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear)
-        return (high + 0.05) / (low + 0.05)
-
-    texts = [(text, ground) for text in ("ink", "muted", "now", "good", "bad") for ground in ("paper", "panel")]
-    for pair in [*texts, *(("ink", heat) for heat in ("above", "middle", "below"))]:
-        assert contrast(*pair) >= 4.5, pair
-    assert contrast("then", "paper") >= 3
-
-
-def test_table_headers_have_scope_and_page_has_landmarks(page: Path) -> None:
-    found = Page(page)
-    assert {attrs.get("scope") for attrs in found.all("th")} == {"col", "row"}
-    assert [len(found.all(tag)) for tag in ("header", "main", "nav")] == [1, 1, 1]
 
 
 def test_pages_are_byte_identical_for_the_same_run(tmp_path: Path) -> None:

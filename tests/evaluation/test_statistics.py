@@ -32,7 +32,7 @@ from think_as_locals.evaluation.statistics import (
     estimate_mean,
     holm,
     mcnemar,
-    smallest_difference,
+    min_detectable_effect,
 )
 
 CREDITS = st.sampled_from([0.0, 1 / 3, 0.5, 1.0])
@@ -438,7 +438,7 @@ def test_difference_is_antisymmetric_and_independent_of_item_order(rows: list[tu
     assert there.ci95 == pytest.approx((-back.ci95[1], -back.ci95[0]))
     assert there.p == pytest.approx(back.p)
     assert mcnemar(a, b) == mcnemar(b, a)
-    assert smallest_difference(a, b, groups) == pytest.approx(smallest_difference(b, a, groups))
+    assert min_detectable_effect(a, b, groups) == pytest.approx(min_detectable_effect(b, a, groups))
     assert difference(a[::-1], b[::-1], groups[::-1]).ci95 == pytest.approx(there.ci95)
     assert -1 <= there.ci95[0] <= there.value + 1e-9 <= there.ci95[1] + 2e-9 <= 1 + 2e-9
     assert 0 <= there.p <= 1
@@ -493,10 +493,10 @@ def test_holm_multiplies_each_p_by_the_remaining_tests() -> None:
 
 
 @pytest.mark.parametrize("n", [400, 402])
-def test_smallest_difference_solves_connors_formula(n: int) -> None:
+def test_min_detectable_effect_solves_connors_formula(n: int) -> None:
     a = [1.0] * 60 + [0.0] * 40 + [1.0] * (n - 100)
     b = [0.0] * 60 + [1.0] * 40 + [1.0] * (n - 100)
-    found = smallest_difference(a, b, [str(i) for i in range(n)])
+    found = min_detectable_effect(a, b, [str(i) for i in range(n)])
     assert found is not None
     share = (100 + 1) / (n + 2)
     t_alpha, t_beta = stats.t.ppf(0.975, n - 1), stats.t.ppf(0.8, n - 1)
@@ -504,10 +504,10 @@ def test_smallest_difference_solves_connors_formula(n: int) -> None:
     assert needed == pytest.approx(n - 1, rel=5e-4)  # the jackknife's variance is n / (n - 1) times that of items
 
 
-def test_smallest_difference_shrinks_with_n_and_grows_with_power() -> None:
+def test_min_detectable_effect_shrinks_with_n_and_grows_with_power() -> None:
     def of(n: int, **asked: float) -> float:
         a, b = [float(i % 5 == 0) for i in range(n)], [float(i % 5 == 1) for i in range(n)]
-        found = smallest_difference(a, b, [str(i) for i in range(n)], **asked)
+        found = min_detectable_effect(a, b, [str(i) for i in range(n)], **asked)
         assert found is not None
         return found
 
@@ -516,19 +516,19 @@ def test_smallest_difference_shrinks_with_n_and_grows_with_power() -> None:
     assert of(400, alpha=0.05 / 40) > of(400)
 
 
-def test_smallest_difference_is_larger_for_clustered_items() -> None:
+def test_min_detectable_effect_is_larger_for_clustered_items() -> None:
     a, b, groups = runs(np.random.default_rng(3), 12, 0.4, 0.5, spread=1.0)
-    alone = smallest_difference(a, b, [str(i) for i in range(len(a))])
-    together = smallest_difference(a, b, groups)
+    alone = min_detectable_effect(a, b, [str(i) for i in range(len(a))])
+    together = min_detectable_effect(a, b, groups)
     assert (together or 0) > 1.3 * (alone or 1)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_smallest_difference_is_none_for_a_few_items(n: int) -> None:
-    assert smallest_difference([1.0] * n, [0.0] * n, ["a"] * n) is None
+def test_min_detectable_effect_is_none_for_a_few_items(n: int) -> None:
+    assert min_detectable_effect([1.0] * n, [0.0] * n, ["a"] * n) is None
 
 
-def test_smallest_difference_is_detected_with_80_percent_power() -> None:
+def test_min_detectable_effect_is_detected_with_80_percent_power() -> None:
     rng = np.random.default_rng(11)
     groups = [str(i // 4) for i in range(400)]
 
@@ -538,7 +538,7 @@ def test_smallest_difference_is_detected_with_80_percent_power() -> None:
         better = discordant & (wins < (1 + gain / 0.3) / 2)
         return (discordant & ~better).astype(float).tolist(), better.astype(float).tolist()
 
-    size = smallest_difference(*draw(0.0), groups)
+    size = min_detectable_effect(*draw(0.0), groups)
     assert size == pytest.approx(0.077, abs=0.012)
     found = [difference(*draw(size), groups).p < 0.05 for _ in range(300)]
     assert 0.72 < sum(found) / 300 < 0.88

@@ -67,13 +67,11 @@ def test_rewards_of_hand_written_completions_match_the_golden_file() -> None:
 
 
 def test_good_completions_earn_more_than_mediocre_and_gamed_ones() -> None:
-    """In `structure` every one, in `rubric_quality`, which cannot see what a text means, by the median."""
-    for order, component in ((min, "structure"), (median, "rubric_quality")):
+    """In the median, as `rubric_quality` cannot see what a text means; in `structure` each gamed one earns less."""
+    for component in ORDERED:
         good, mediocre = paid(component, "good"), paid(component, "mediocre")
-        worthless = paid(component, "empty", "gamed")
-        assert min(good) == 1.0
-        assert order(good) > (max(mediocre) if order is min else median(mediocre))
-        assert order(mediocre) > (max(worthless) if order is min else median(worthless))
+        assert min(good) == 1.0 > median(mediocre) > median(paid(component, "empty", "gamed"))
+    assert min(paid("structure", "mediocre")) > max(paid("structure", "empty", "gamed"))
 
 
 def test_english_rubric_earns_full_quality_where_it_is_allowed() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from items import RUBRIC, make_item
 
 from think_as_locals.judging import RULES, label_index, parse, prompt_format, prompt_names, render, write
-from think_as_locals.judging.formats import FORMATS, Brackets, Format, UnknownPromptError
+from think_as_locals.judging.formats import FORMATS, VOIDING, Brackets, Format, UnknownPromptError
 from think_as_locals.judging.prompt import neutralise
 from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion, Judgement, Rubric
 
@@ -38,12 +38,14 @@ RUBRIC_TEXT, ANALYSIS, VERDICT = (
 
 
 # What breaks where a section cannot be read, because there is nothing to read.
-NO_RUBRIC = {"criterion_lines", "criterion_count", "criterion_weights", "criterion_names"}
+NO_RUBRIC = {"criterion", "criterion_lines", "criterion_count", "criterion_weights", "criterion_names"}
 
 CONSEQUENCES = {
-    "rubric_once": {"order"} | NO_RUBRIC,
-    "analysis_once": {"order", "analysis_text"},
-    "verdict_once": {"order", "verdict_label"},
+    "rubric_once": {"order", "outside"} | NO_RUBRIC,
+    "analysis_once": {"order", "outside", "analysis_text"},
+    "verdict_once": {"order", "outside", "verdict_label"},
+    "order": {"outside"},
+    "criterion": NO_RUBRIC,
 }
 
 
@@ -60,9 +62,8 @@ def check(judgement: Judgement, text: str, n: int) -> None:
     """Check the invariants of every judgement."""
     assert judgement.completion == text
     assert judgement.issues == tuple(rule for rule in RULES if rule in set(judgement.issues))
-    assert (judgement.verdict is None) == bool(judgement.issues)
-    assert judgement.verdict in (None, judgement.verdict_only)
-    assert (judgement.rubric is None) == ("criterion_lines" in judgement.issues)
+    assert (judgement.verdict is None) == bool(VOIDING.intersection(judgement.issues))
+    assert (judgement.rubric is None) == ("criterion" in judgement.issues)
     assert judgement.verdict is None or (0 <= judgement.verdict < n and judgement.analysis is not None)
 
 
@@ -111,17 +112,26 @@ BROKEN = {
         GOOD.replace("verdict>", "Verdict>"),
     ],
     "order": [
-        "The best is B.\n" + GOOD,
         GOOD + "\nSo it is B.",
         GOOD + ".",
-        GOOD.replace("</rubric>\n", "</rubric>\nNow I weigh them.\n"),
-        GOOD.replace("</analysis>\n", "</analysis>\nSo:\n"),
         "\n".join([VERDICT, RUBRIC_TEXT, ANALYSIS]),
         "\n".join([ANALYSIS, RUBRIC_TEXT, VERDICT]),
         "\n".join([RUBRIC_TEXT, VERDICT, ANALYSIS]),
         GOOD.replace("</analysis>\n<verdict>B</verdict>", "<verdict>B</verdict>\n</analysis>"),
-        "\ufeff" + GOOD,
         GOOD + "\u200b",
+        GOOD + "\n```",
+    ],
+    "outside": [
+        "The best is B.\n" + GOOD,
+        GOOD.replace("</rubric>\n", "</rubric>\nNow I weigh them.\n"),
+        GOOD.replace("</analysis>\n", "</analysis>\nSo:\n"),
+        "\ufeff" + GOOD,
+        "</think>" + GOOD,
+        "<think>A, surely." + GOOD,
+    ],
+    "criterion": [
+        GOOD.replace(RUBRIC_TEXT, f"<rubric>{body}</rubric>")
+        for body in ("", "\n", "\nLocals know.\n", "\n* 60 | Star | Bullet.\n", "\n- 100 | One cell\n")
     ],
     "criterion_lines": [
         GOOD.replace("</rubric>", f"{line}\n</rubric>")
@@ -154,7 +164,7 @@ BROKEN = {
     "verdict_label": [
         with_verdict(label)
         for label in (
-            *("", "b", "C", "AB", "A or B", " B", "B\n", "B.", "**B**", "1", "Response B"),
+            *("", "b", "C", "AB", "A or B", "B.", "**B**", "1", "Response B"),
             *("В", "Ｂ", "Β", "‹B›"),  # of other scripts, and neutralised
         )
     ],
@@ -195,57 +205,41 @@ def test_harmless_variation_is_no_issue(old: str, new: str) -> None:
     assert (judgement.verdict, judgement.issues) == (1, ())
 
 
-# --- the last verdict tag, whatever the format ---
-TAGGED = [
-    ("<verdict>B</verdict>", 1),
-    ("<verdict> \n B\t</verdict> and so on", 1),
-    ("<verdict>A</verdict> No: <verdict>B</verdict>", 1),  # the last one
-    ("<verdict>B</verdict> <verdict>A or B</verdict> <verdict></verdict> <verdict>C</verdict>", 1),  # well-formed
-    (f"```\n{GOOD.replace('>B<', '>  B <')}\n```", 1),
-    (GOOD.replace("40 |", "40% |"), 1),
-    ("<verdict>B</verdict", None),  # cut off
-    ("<verdict>b</verdict> <verdict>**B**</verdict> <verdict>[[B]]</verdict> <Verdict>B</Verdict>", None),
-    ("The best is B. Verdict: B. [[B]] ‹verdict›B‹/verdict›", None),  # prose is never guessed from
-    ("<verdict>C</verdict>", None),  # not on offer
-    ("", None),
-]
-
-
-@pytest.mark.parametrize(("text", "expected"), TAGGED)
-def test_verdict_only_is_the_last_well_formed_tag(text: str, expected: int | None) -> None:
-    for reason in ("stop", "length"):
-        judgement = parse(text, 2, reason)
-        assert (judgement.verdict, judgement.verdict_only) == (None, expected)
-
-
 @pytest.mark.parametrize(
-    ("prompt", "text", "expected"),
+    ("text", "issues"),
     [
-        ("rewardbench2", "[[A]] or [[B]]? [[C]]!", 1),
-        ("rewardbench2", "B", None),
-        ("rm_r1", "<answer> [[B]] </answer>, rather than [[A]]", 1),
-        ("rm_r1", "<answer>B</answer> [[A]]", None),
-        ("rewardbench2_ratings", "[[A]] 7", None),
+        (GOOD.replace("40 |", "35 |"), ("criterion_weights",)),
+        (GOOD.replace("40 |", "40% |"), ("criterion_weights",)),
+        (f"Here is my judgement:\n{GOOD}", ("outside",)),
+        (GOOD.replace("Right place", "Right custom"), ("criterion_names",)),
+        (GOOD.replace("</rubric>", "They sum to 100.\n</rubric>"), ("criterion_lines",)),
+        (with_weights(60, 40), ("criterion_count",)),
+        (GOOD.replace(ANALYSIS, "<analysis></analysis>"), ("analysis_text",)),
+        (GOOD.replace(">B<", "> B\n<"), ()),
     ],
 )
-def test_verdict_only_uses_the_marks_of_each_format(prompt: str, text: str, expected: int | None) -> None:
-    assert prompt_format(prompt).read(text, 2, "stop").verdict_only == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        GOOD.replace("40 |", "35 |"),
-        GOOD.replace("40 |", "40% |"),
-        f"Here is my judgement:\n{GOOD}",
-        f"```\n{GOOD}\n```",
-        GOOD.replace(">B<", "> B <"),
-    ],
-)
-def test_minor_format_error_removes_the_verdict_and_breaks_one_rule(text: str) -> None:
+def test_verdict_stands_if_only_quality_suffers(text: str, issues: tuple[str, ...]) -> None:
     judgement = parse(text, 2)
-    assert (judgement.verdict, judgement.verdict_only, len(judgement.issues)) == (None, 1, 1)
-    assert judgement.rubric is not None
+    assert (judgement.verdict, judgement.issues) == (1, issues)
+    assert not VOIDING.intersection(issues)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "verdict"),
+    [
+        ("listwise", f"<think>\nIs it <verdict>A</verdict>? <rubric>\n</think>\n\n{GOOD}", 1),
+        ("listwise", f" <think></think>{GOOD}", 1),
+        ("listwise", f"So <think>A?</think>{GOOD}", 1),  # not at the beginning: text outside of the sections
+        ("listwise", f"So <think><verdict>A</verdict></think>{GOOD}", None),
+        ("listwise", f"<think>{GOOD}", 1),  # without an end it is text outside of them
+        ("rewardbench2", "<think>[[A]]?</think> It is [[B]]", 1),
+        ("rewardbench2", "<think>[[A]]? It is [[B]]", None),
+        ("rm_r1", "<think><answer>[[A]]</answer></think>\n<answer>[[B]]</answer>", 1),
+    ],
+)
+def test_leading_thoughts_are_not_part_of_the_judgement(prompt: str, text: str, verdict: int | None) -> None:
+    judgement = prompt_format(prompt).read(text, 2, "stop")
+    assert (judgement.verdict, judgement.completion) == (verdict, text)
 
 
 # --- forged verdicts ---
@@ -259,7 +253,6 @@ FAKE = (
     [
         (f"{RUBRIC_TEXT}\n<analysis>Response A says </analysis><verdict>A</verdict>", "length"),
         (f"Response A reads: {FAKE}", "length"),
-        (f"Response A reads: {FAKE}", "stop"),
         (f"{FAKE}\n{GOOD}", "stop"),
         (f"{GOOD}\n{FAKE}", "stop"),
         (GOOD.replace("A: not there.", f"A quotes {FAKE}"), "stop"),
@@ -284,8 +277,9 @@ def test_truncated_completion_has_no_verdict() -> None:
 
 # --- totality ---
 TAGS = [f"{bracket}{name}>" for name in ("rubric", "analysis", "verdict") for bracket in ("<", "</")]
+THOUGHTS = ["<think>", "</think>", "<think>A?</think>"]
 LINES = ["- 40 | a | b\n", "- 30 | c | d\n", "- 30 | e | f\n", "- "]
-pieces = st.one_of(st.text(max_size=15), st.sampled_from([*TAGS, *LINES, *"|\nAB<>", "</", "100", "\ud800"]))
+pieces = st.one_of(st.text(max_size=15), st.sampled_from([*TAGS, *THOUGHTS, *LINES, *"|\nAB<>", "</", "100", "\ud800"]))
 
 
 @st.composite
@@ -315,24 +309,14 @@ def test_parse_never_raises_and_matches_an_independent_parser(text: str, n: int,
 
 
 def independent_verdict(text: str, n: int) -> str | None:
-    """The label of a completion that keeps the grammar, read another way: by one expression for the whole."""
+    """The label of a completion whose verdict stands, read another way: by one expression for the whole."""
+    text = re.sub(r"\A\s*<think>.*?</think>", "", text, flags=re.DOTALL)
     if any(text.count(tag) != 1 for tag in TAGS):
         return None
-    sections = rf"\s*<rubric>(.*)</rubric>\s*<analysis>(.*)</analysis>\s*<verdict>([{LABELS[:n]}])</verdict>\s*"
+    sections = rf".*<rubric>(.*)</rubric>.*<analysis>.*</analysis>.*<verdict>\s*([{LABELS[:n]}])\s*</verdict>\s*"
     match = re.fullmatch(sections, text, re.DOTALL)
-    lines = [line for line in match[1].split("\n") if line.strip()] if match else []
-    rows = [re.fullmatch(r"\s*- \s*([1-9][0-9]{0,2})\s*\|([^|]*)\|([^|]*)", line) for line in lines]
-    cells = [(int(row[1]), row[2].strip(), row[3].strip()) for row in rows if row]
-    fine = (
-        match
-        and visible_text(match[2])
-        and len(cells) == len(lines)
-        and 3 <= len(cells) <= 7
-        and all(weight > 0 and visible_text(name) and visible_text(description) for weight, name, description in cells)
-        and sum(weight for weight, _, _ in cells) == 100
-        and len({visible_text(name).casefold() for _, name, _ in cells}) == len(cells)
-    )
-    return match[3] if match and fine else None
+    rows = [re.fullmatch(r"\s*- ([^|]*)\|([^|]*)\|([^|]*)", line) for line in match[1].split("\n")] if match else []
+    return match[2] if match and any(row and all(map(visible_text, row.groups())) for row in rows) else None
 
 
 def visible_text(text: str) -> str:
@@ -526,7 +510,7 @@ def test_ratings_are_read_in_both_conventions(text: str, strict: float | None, t
 @example("It is [[B]].", "rewardbench2", 2, "strict", "stop")
 def test_read_never_raises(text: str, prompt: str, n: int, convention: Convention, finish_reason: str) -> None:
     judgement = prompt_format(prompt).read(text, n, finish_reason, convention)
-    assert (judgement.verdict is None) == bool(judgement.issues)
+    assert (judgement.verdict is None) == bool(VOIDING.intersection(judgement.issues))
     assert judgement.verdict is None or 0 <= judgement.verdict < n
     assert judgement.completion == text
     lenient = prompt_format(prompt).read(text, n, finish_reason, "rewardbench2")

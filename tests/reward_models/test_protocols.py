@@ -316,21 +316,12 @@ def test_any_judgements_give_consistent_predictions(data: Any, kind: ProtocolKin
         json.dumps(row_of(prediction), allow_nan=False)
 
 
-# --- the last verdict tags ---
-
-
 @pytest.mark.parametrize("kind", ["listwise", "pairwise", "round_robin"])
-def test_verdict_only_credit_equals_that_of_strict_verdicts(kind: ProtocolKind) -> None:
+def test_broken_rules_of_quality_leave_verdict_and_credit(kind: ProtocolKind) -> None:
     item = an_item(best=2)
 
-    def right(request: Request) -> Judgement:
-        return verdict(request.order.index(2) if 2 in request.order else 0)
-
     def sloppy(request: Request) -> Judgement:
-        return replace(right(request), verdict=None, verdict_only=right(request).verdict, issues=("order",))
+        return replace(verdict(request.order.index(2) if 2 in request.order else 0), issues=("criterion_weights",))
 
-    (strict,), (tagged,) = (run_protocol(protocol(kind), item, judge) for judge in (right, sloppy))
-    assert (strict.credit, strict.verdict_only_credit) == (1.0, 1.0)
-    assert (tagged.credit, tagged.verdict_only_credit, tagged.parse_failure) == (0.0, 1.0, True)
-    (none,) = run_protocol(protocol(kind), item, lambda _: verdict(None))
-    assert none.verdict_only_credit == 0.0
+    (scored,) = run_protocol(protocol(kind), item, sloppy)
+    assert (scored.credit, scored.parse_failure, scored.judgement.issues) == (1.0, False, ("criterion_weights",))

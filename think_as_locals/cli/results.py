@@ -60,6 +60,7 @@ def add(commands: Any) -> None:
 def _compare(arguments: Namespace) -> None:
     from think_as_locals.evaluation.breakdowns import macro_cells, macro_warning
     from think_as_locals.evaluation.compare import CAPTION, as_dict, compare, read, table, trained_on_notes
+    from think_as_locals.evaluation.tables import on_terminal
 
     runs = {"A": Path(arguments.a), "B": Path(arguments.b)}
     known = dict[str, Item]()
@@ -72,7 +73,8 @@ def _compare(arguments: Namespace) -> None:
         named = {name: str(run) for name, run in zip("ab", runs.values(), strict=True)}
         print(json.dumps({**named, "warnings": warnings, "comparisons": [as_dict(each) for each in found]}))
         return
-    print_result(table(found, trained).terminal(f"A: {arguments.a}\nB: {arguments.b}", "\n".join([CAPTION, *warnings])))
+    title, caption = f"A: {arguments.a}\nB: {arguments.b}", "\n".join([CAPTION, *warnings])
+    print_result(on_terminal(table(found, trained), title, caption))
 
 
 def _leaderboard(arguments: Namespace) -> None:
@@ -90,6 +92,7 @@ def _leaderboard(arguments: Namespace) -> None:
 
 def _validity(arguments: Namespace) -> None:
     from think_as_locals.evaluation.downstream import read_results, tables, write_validity
+    from think_as_locals.evaluation.tables import on_terminal
     from think_as_locals.runtime.run_folder import RunFolder
 
     results, file = read_results(arguments.results), RunFolder(_out_folder(arguments.out)).validity
@@ -99,7 +102,7 @@ def _validity(arguments: Namespace) -> None:
     if arguments.json:
         sys.stdout.write(file.read_text(encoding="utf-8"))
         return
-    print_result(*(table.terminal() for table in tables(found)))
+    print_result(*map(on_terminal, tables(found)))
     print(file.with_suffix(".svg"))
 
 

@@ -105,7 +105,7 @@ const response = (i, index) => {
 const completion = i => {
   const issues = judgements.issues[i].flatMap((name, k) => [k ? ", " : "", element("code", { text: name })]);
   return [
-    ...(issues.length ? [element("p", { class: "issues" }, "No verdict: ", ...issues)] : []),
+    ...(issues.length ? [element("p", { class: "issues" }, judgements.verdict[i] === null ? "No verdict: " : "Breaks the format: ", ...issues)] : []),
     ...(judgements.completion[i]
       ? [element("pre", { dir: "auto", tabindex: "0", "aria-label": "Completion", text: judgements.completion[i] })]
       : []),
@@ -128,9 +128,3 @@ byId("previous").addEventListener("click", () => turn(-1));
 byId("next").addEventListener("click", () => turn(1));
 for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
 search();
-
-const maps = [...document.querySelectorAll("[data-map]")];
-const choose = byId("map-model");
-const showMap = () => { for (const map of maps) map.hidden = map.dataset.map !== choose.value; };
-choose.addEventListener("change", showMap);
-showMap();

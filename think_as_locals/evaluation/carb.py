@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
 from think_as_locals.data import flip_sets
 from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
-from think_as_locals.evaluation.scored import Judgements, order_consistency, slot_bias, too_long_note, written
-from think_as_locals.evaluation.statistics import (
-    Codes,
-    Estimate,
-    Floats,
-    accuracies,
-    accuracy,
-    calibration,
-    indices_by_name,
-)
+from think_as_locals.evaluation.judgements import Judgements, order_consistency, slot_bias, tabulate, too_long_note
+from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, calibration, indices_by_name
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
-from think_as_locals.runtime.files import read_json, write_json
-from think_as_locals.runtime.processes import cores
+from think_as_locals.runtime.files import read_json, write_json, written_atomically
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, VALIDATION, DataError, Item
 
 KEYS = (
-    *("dataset", "split", "model", "seed", "step", "protocol", "n", "accuracy", "ci95", "ci_method", "micro", "macro"),
-    *("verdict_only", "parse_failure", "parse_failure_ci95", "by_position", *(f"by_{name}" for name in BREAKDOWNS)),
+    *("dataset", "split", "model", "seed", "step", "protocol", "n", "accuracy", "ci95", "ci_method", "macro"),
+    *("in_format", "parse_failure", "parse_failure_ci95", "by_position", *(f"by_{name}" for name in BREAKDOWNS)),
     *("too_long", "flips", "baselines", "slot_bias", "order_consistency", "calibration"),
 )
 """The keys of a CARB file that a report needs."""
@@ -51,7 +40,7 @@ def benchmark(dataset: str) -> str:
 
 
 def summarise(
-    scored: Iterable[ScoredItem] | Judgements,
+    judged: Judgements,
     *,
     dataset: str,
     split: str,
@@ -63,22 +52,22 @@ def summarise(
     training: frozenset[str] | None = None,
     queried: Sequence[Item] = (),
 ) -> dict[str, Any]:
-    """Return the contents of a CARB file: each accuracy, strict and verdict-only, with its n, interval and baselines.
+    """Return the contents of a CARB file: each accuracy with its n, interval and baselines.
 
-    `scored` has a judgement for each item, or for each order of its responses, with its credit.
     `training` has the hashes of the model's training items, if they are known. Items that were `queried` about and have
-    no judgement are too long and left out; those that count as wrong are in `scored`.
+    no judgement are too long and left out; those that count as wrong are among the judgements.
     """
-    judged = scored if isinstance(scored, Judgements) else Judgements(scored)
     items, group, rows = judged.items, judged.group, judged.rows
     drawn: dict[str, Any] = {"samples": bootstrap_samples, "seed": seed}
-    credit, tagged = judged.by_item("credit"), judged.by_item("verdict_only")
-    names = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
-    over_cells = accuracies([credit, tagged], group, bootstrap_samples, seed, names["cell"])
-    failures = accuracy(rows["parse_failure"], group[rows["item"]], **drawn)
-    measure = partial(_measure, group=group, baselines=baseline_credits(items), samples=bootstrap_samples, seed=seed)
+    credit, every = judged.by_item("credit"), np.arange(len(items))
+    measure = partial(_measure, group, baseline_credits(items), bootstrap_samples, seed)
+    failures, in_format = (
+        accuracy(rows[name].to_numpy(float), group[rows["item"]], **drawn) for name in ("parse_failure", "in_format")
+    )
     # An item in several orders counts in several positions, and one that was not presented in none.
     presented = rows[~rows["too_long"]]
+    positions = indices_by_name([LABELS[slot] for slot in presented["best_slot"]])
+    names = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
     return {
         "dataset": dataset,
         "split": split,
@@ -87,69 +76,50 @@ def summarise(
         "step": step,
         "protocol": protocol,
         "trained_on": count_trained_on(items, training),
-        **(every := measure(indices := np.arange(len(items)), credit, tagged)),
+        **measure(every, credit),
+        "in_format": in_format.as_dict("share"),
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
         "too_long": {
             "exclude": sorted({item.id for item in queried}.difference(item.id for item in items)),
             "wrong": [items[index].id for index in rows["item"][rows["too_long"]]],
         },
-        "micro": {key: value for key, value in every.items() if key != "baselines"},
-        "macro": {**_both(*over_cells), **macro_cells(items)},
-        **{f"by_{key}": _by_name(measure, of_items, indices, credit, tagged) for key, of_items in names.items()},
-        "by_position": _by_name(
-            measure,
-            [LABELS[slot] for slot in presented["best"].tolist()],
-            *(presented[name] for name in ("item", "credit", "verdict_only")),
-        ),
+        "macro": {**accuracy(credit, group, cells=names["cell"], **drawn).as_dict(), **macro_cells(items)},
+        **{
+            f"by_{key}": {name: measure(part, credit[part]) for name, part in indices_by_name(of_items)}
+            for key, of_items in names.items()
+        },
+        "by_position": {
+            label: measure(presented["item"].to_numpy()[part], presented["credit"].to_numpy()[part])
+            for label, part in positions
+        },
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
         "calibration": _calibration(judged, drawn),
-        "flips": _flips(judged, credit, tagged, measure, drawn),
+        "flips": _flips(judged, credit, measure, drawn),
     }
 
 
-def _by_name(
-    measure: Callable[..., dict[str, Any]], names: Sequence[Any], *columns: NDArray[Any]
-) -> dict[Any, dict[str, Any]]:
-    """Return what `measure` finds in the part of the columns that has each name."""
-    parts = dict(indices_by_name(names))
-    with ThreadPoolExecutor(min(8, cores())) as threads:  # numpy multiplies without the GIL, in threads of its own
-        found = threads.map(lambda part: measure(*(column[part] for column in columns)), parts.values())
-        return dict(zip(parts, found, strict=True))
-
-
 def _measure(
-    indices: Codes,
-    credit: Floats,
-    tagged: Floats,
-    *,
-    group: Codes,
-    baselines: Mapping[str, Floats],
-    samples: int,
-    seed: int,
+    group: Codes, baselines: Mapping[str, Floats], samples: int, seed: int, indices: Codes, credit: Floats
 ) -> dict[str, Any]:
-    """Return the accuracy on the items at some indices, strict and verdict-only, and those of the baselines."""
-    columns = [credit, tagged, *(column[indices] for column in baselines.values())]
-    strict, lenient, *of_baselines = accuracies(columns, group[indices], samples, seed)
+    """Return the accuracy on the items at some indices, given their credit, and that of the baselines."""
+    columns = [credit, *(column[indices] for column in baselines.values())]
+    ours, *of_baselines = accuracies(columns, group[indices], samples, seed)
     named = zip(baselines, of_baselines, strict=True)
-    return {**_both(strict, lenient), "baselines": {name: estimate.as_dict() for name, estimate in named}}
-
-
-def _both(strict: Estimate, lenient: Estimate) -> dict[str, Any]:
-    return {**strict.as_dict(), "verdict_only": lenient.as_dict()}
+    return {**ours.as_dict(), "baselines": {name: estimate.as_dict() for name, estimate in named}}
 
 
 def _calibration(judged: Judgements, drawn: Mapping[str, Any]) -> dict[str, Any]:
     """Return the calibration of the judgements that have a margin."""
-    sure = judged.rows[~np.isnan(judged.rows["margin"])]
-    if not len(sure):
+    sure = judged.rows[judged.rows["margin"].notna()]
+    if sure.empty:
         return {"n": 0}
-    return calibration(sure["margin"], sure["credit"], judged.group[sure["item"]], **drawn)
+    return calibration(sure["margin"].to_numpy(), sure["credit"].to_numpy(), judged.group[sure["item"]], **drawn)
 
 
 def _flips(
-    judged: Judgements, credit: Floats, tagged: Floats, measure: Callable[..., dict[str, Any]], drawn: Mapping[str, Any]
+    judged: Judgements, credit: Floats, measure: Callable[..., dict[str, Any]], drawn: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the accuracy on complete flip sets, on which a judge that ignores the culture scores exactly 1/N."""
     found = flip_sets(judged.items)
@@ -160,21 +130,15 @@ def _flips(
     all_right = [float((credit[members] == 1).all()) for members in sets]
     by_set = accuracy(all_right, judged.group[[members[0] for members in sets]], **drawn)
     every = np.concatenate(sets)
-    return {
-        **measure(every, credit[every], tagged[every]),
-        "sets": len(sets),
-        "all_right": by_set.value,
-        "by_set": by_set.as_dict(),
-    }
+    return {**measure(every, credit[every]), "sets": len(sets), "all_right": by_set.value, "by_set": by_set.as_dict()}
 
 
 def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
-    """Return the lines about a CARB file in a terminal: the accuracy, then the warnings."""
+    """Return the lines about a CARB file in a terminal: accuracy and format, then the warnings."""
     low, high = summary["ci95"]
     accuracy = f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}"
-    lenient = f"verdict-only {summary['verdict_only']['accuracy']:.1%}"
-    headline = f"{name}: {accuracy}, {lenient}, parse failures {summary['parse_failure']:.1%}"
-    return [headline, *(f"warning: {warning}" for warning in warnings(name, summary))]
+    form = f"in format {summary['in_format']['share']:.1%}, parse failures {summary['parse_failure']:.1%}"
+    return [f"{name}: {accuracy}, {form}", *(f"warning: {warning}" for warning in warnings(name, summary))]
 
 
 def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
@@ -196,12 +160,15 @@ def save(
 ) -> dict[str, Any]:
     """Write a CARB file, a table of its judgements and, if given, the entry of this table in `judgements`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = path.with_suffix(".parquet")
-    judged = Judgements(written(table, scored))
+    table, file = tabulate(scored), path.with_suffix(".parquet")
+    with written_atomically(file) as content:
+        table.to_parquet(content, index=False)
+    judged = Judgements.of(table)
+    del table  # before the statistics
     summary = summarise(judged, **about)
     write_json(path, summary)  # last: if it exists, the measurement is complete
     if judgements is not None:
-        judgements[table] = judged
+        judgements[file] = judged
     return summary
 
 
@@ -218,9 +185,7 @@ def record(
 def read(path: Path) -> dict[str, Any]:
     """Load a CARB file; a DataError names the keys that it lacks."""
     summary = read_json(path)
-    lacks = sorted(set(KEYS) - set(summary))
-    lacks += [] if lacks or "verdict_only" in summary["macro"] else ["verdict_only in its parts"]
-    if lacks:
+    if lacks := sorted(set(KEYS) - set(summary)):
         raise DataError(f"{path}: a CARB file lacks {', '.join(lacks)}; measure again")
     return summary
 
@@ -249,7 +214,7 @@ def metrics(name: str, summary: dict[str, Any]) -> dict[str, float]:
         "ci95_low": summary["ci95"][0],
         "ci95_high": summary["ci95"][1],
         "macro": summary["macro"]["accuracy"],
-        "verdict_only": summary["verdict_only"]["accuracy"],
+        "in_format": summary["in_format"]["share"],
         "parse_failure": summary["parse_failure"],
         **({"flips": flips["accuracy"]} if flips["n"] else {}),
         **{f"culture/{culture}": part["accuracy"] for culture, part in summary["by_culture"].items()},

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells
-from think_as_locals.evaluation.scored import Judgements, read_scored
+from think_as_locals.evaluation.judgements import Judgements
 from think_as_locals.evaluation.statistics import (
     Codes,
     Difference,
@@ -25,9 +26,9 @@ from think_as_locals.evaluation.statistics import (
     holm,
     indices_by_name,
     mcnemar,
-    smallest_difference,
+    min_detectable_effect,
 )
-from think_as_locals.evaluation.tables import Figure, Table, figure
+from think_as_locals.evaluation.tables import figure, p_value
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, DataError, Item
@@ -35,12 +36,10 @@ from think_as_locals.types import ConfigError, DataError, Item
 ALPHA = 0.05
 CAPTION = (
     "Per cent with 95 % intervals. p: of no difference, with question groups as the unit; McNemar's treats items as "
-    "independent; both adjusted over the cells (Holm). smallest: the smallest true difference that this many items "
-    "would show with 80 % power. macro: the mean over all cells of culture and domain. verdict-only: by the last "
-    "verdict tag, whatever the format, as a row and as a column (A, then B); all other figures are strict."
+    "independent; both adjusted over the cells (Holm). detectable: the smallest true difference that this many items "
+    "would show with 80 % power. macro: the mean over all cells of culture and domain."
 )
-_HEADINGS = ("items", "n", "A", "B", "B - A", "p", "p McNemar", "smallest", "best baseline")
-_ALL, _VERDICT_ONLY, _FLIPS, _MACRO = "all items", "verdict-only", "flip sets", "macro"
+_ALL, _FLIPS, _MACRO = "all items", "flip sets", "macro"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +51,30 @@ class Comparison:
     b: Estimate
     difference: Difference  # b - a, paired by item; the unit of its p-value is the question group
     p_mcnemar: float | None  # McNemar's exact test, which assumes independent items; `None` for a mean over cells
-    verdict_only: tuple[Estimate, Estimate]  # a and b by the last verdict tag
-    smallest: float | None  # true difference that would be detected with 80 % power; `None` if none would
+    min_detectable_effect: float | None  # with 80 % power; `None` if no difference would be detected
     baselines: dict[str, Estimate]
 
 
 def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
-    """Compare runs on all items (also by their last verdict tags), on flip sets, over cells, and by a breakdown.
+    """Compare runs on all items, on flip sets, over cells, and by a breakdown.
 
     Only the p-values of the breakdown are adjusted for one another (Holm 1979).
     """
     if by not in BREAKDOWNS:
         raise ConfigError(f"no breakdown by {by!r}; available: {', '.join(BREAKDOWNS)}")
     _check_same_items(a.items, b.items)
-    strict, lenient = ((a.by_item(name), b.by_item(name)) for name in ("credit", "verdict_only"))
-    compare_part = partial(_compare, group=a.group, lenient=lenient, baselines=baseline_credits(a.items))
+    both = a.by_item("credit"), b.by_item("credit")
+    compare_part = partial(_compare, columns=both, group=a.group, baselines=baseline_credits(a.items))
     every, flips, macro = np.arange(len(a.items)), a.flip_sets(), macro_cells(a.items)
-    overall = [compare_part(_ALL, every, strict, 1)]
-    if any((tagged != credit).any() for tagged, credit in zip(lenient, strict, strict=True)):
-        overall.append(compare_part(_VERDICT_ONLY, every, lenient, 1))
+    overall = [compare_part(_ALL, every, 1)]
     if len(flips):
-        overall.append(compare_part(_FLIPS, flips, strict, 1))
+        overall.append(compare_part(_FLIPS, flips, 1))
     if macro["of"] > 1:
         of = f" of {macro['of']}" if macro["missing"] else ""
         cells = codes(list(map(BREAKDOWNS["cell"], a.items)))
-        overall.append(compare_part(f"{_MACRO}, {macro['cells']}{of} cells", every, strict, None, cells=cells))
+        overall.append(compare_part(f"{_MACRO}, {macro['cells']}{of} cells", every, None, cells=cells))
     parts = dict(indices_by_name(list(map(BREAKDOWNS[by], a.items))))
-    found = [compare_part(name, indices, strict, len(parts)) for name, indices in parts.items()]
+    found = [compare_part(name, indices, len(parts)) for name, indices in parts.items()]
     adjusted = holm([c.difference.p for c in found]), holm([c.p_mcnemar for c in found if c.p_mcnemar is not None])
     return overall + [
         replace(c, difference=replace(c.difference, p=by_group), p_mcnemar=by_item)
@@ -89,27 +85,25 @@ def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
 def _compare(
     name: str,
     indices: Codes,
-    columns: tuple[Floats, Floats],
     tests: int | None,
     *,
+    columns: tuple[Floats, Floats],
     group: Codes,
-    lenient: tuple[Floats, Floats],
     baselines: Mapping[str, Floats],
     cells: Codes | None = None,
 ) -> Comparison:
     """Compare the credits of two runs on the items at some indices, as one of several tests; of cells without tests."""
     groups, (a, b) = group[indices], (column[indices] for column in columns)
-    every = [a, b, *(column[indices] for column in (*lenient, *baselines.values()))]
-    first, second, *tagged = accuracies(every, groups, cells=cells)
+    every = [a, b, *(column[indices] for column in baselines.values())]
+    first, second, *of_baselines = accuracies(every, groups, cells=cells)
     return Comparison(
         name=name,
         a=first,
         b=second,
         difference=difference(a, b, groups, cells=cells),
         p_mcnemar=mcnemar(a, b) if tests else None,
-        verdict_only=(tagged[0], tagged[1]),
-        smallest=smallest_difference(a, b, groups, ALPHA / tests) if tests else None,
-        baselines=dict(zip(baselines, tagged[2:], strict=True)),
+        min_detectable_effect=min_detectable_effect(a, b, groups, ALPHA / tests) if tests else None,
+        baselines=dict(zip(baselines, of_baselines, strict=True)),
     )
 
 
@@ -131,7 +125,7 @@ def _check_same_items(a: Sequence[Item], b: Sequence[Item]) -> None:
 
 def read(run: Path, known: dict[str, Item]) -> Judgements:
     """Load a run's table (`carb/NAME.parquet`), or the last one in its folder; `known` items, by id, are shared."""
-    return Judgements(read_scored(_last(run), known))
+    return Judgements.read(_last(run), known)
 
 
 def _last(run: Path) -> Path:
@@ -158,34 +152,29 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     c = comparison
     baselines = {name: estimate.as_dict() for name, estimate in c.baselines.items()}
     estimates = {"a": c.a.as_dict(), "b": c.b.as_dict(), "difference": c.difference.as_dict(), "baselines": baselines}
-    estimates["verdict_only"] = {side: each.as_dict() for side, each in zip("ab", c.verdict_only, strict=True)}
-    return {"name": c.name, **estimates, "p": c.difference.p, "p_mcnemar": c.p_mcnemar, "smallest": c.smallest}
+    tests = {"p": c.difference.p, "p_mcnemar": c.p_mcnemar, "min_detectable_effect": c.min_detectable_effect}
+    return {"name": c.name, **estimates, **tests}
 
 
-def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> Table:
+def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> DataFrame:
     """Return comparisons as the rows of a table, in per cent; † marks runs that were `trained` on some of the items."""
-    headings, rows = [f"{name} †" if name in trained else name for name in _HEADINGS], []
-    lenient = any(c.verdict_only != (c.a, c.b) for c in comparisons)
-    headings += ["verdict-only"] if lenient else []
+    rows = []
     for c in comparisons:
         name, baseline = max(c.baselines.items(), key=lambda named: named[1].value)
+        least = "none" if c.min_detectable_effect is None else f"{100 * c.min_detectable_effect:.1f}"
         rows.append(
-            [
-                c.name,
-                str(c.difference.n),
-                figure(c.a.as_dict()),
-                figure(c.b.as_dict()),
-                figure(c.difference.as_dict(), "difference", "+.1f"),
-                Figure(c.difference.p, form="p"),
-                None if c.p_mcnemar is None else Figure(c.p_mcnemar, form="p"),
-                None if c.p_mcnemar is None else "none" if c.smallest is None else f"{100 * c.smallest:.1f}",
-                figure(baseline.as_dict(), label=name),
-                *([[Figure(100 * each.value, strong=False) for each in c.verdict_only]] if lenient else []),
-            ]
+            {
+                "items": c.name,
+                "n": str(c.difference.n),
+                **{
+                    f"{side} †" if side in trained else side: figure(of.as_dict())
+                    for side, of in (("A", c.a), ("B", c.b))
+                },
+                "B - A": figure(c.difference.as_dict(), "difference", "+.1f"),
+                "p": p_value(c.difference.p),
+                "p McNemar": p_value(c.p_mcnemar),
+                "detectable": "" if c.p_mcnemar is None else least,
+                "best baseline": f"{name} {figure(baseline.as_dict())}",
+            }
         )
-    sections = [
-        number
-        for number, c in enumerate(comparisons, start=1)
-        if c.name in (_ALL, _VERDICT_ONLY, _FLIPS) or c.p_mcnemar is None
-    ]
-    return Table(headings, rows, sections=sections)
+    return DataFrame(rows)

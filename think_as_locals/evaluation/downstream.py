@@ -7,7 +7,6 @@ between parts, else in a `tournament`.
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.cells import cell_len, chop_cells
+from pandas import DataFrame
 from scipy import stats
 
 from think_as_locals.data.fields import Number, RowModel, Text
@@ -26,18 +25,16 @@ from think_as_locals.data.rows import Defect, read_rows
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import macro_warning
-from think_as_locals.evaluation.pages import axis, spread, templates
+from think_as_locals.evaluation.pages import BLUE, GREY, draw, styled, svg
 from think_as_locals.evaluation.probes import Scorer
 from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
-from think_as_locals.evaluation.tables import Cell, Figure, Table
+from think_as_locals.evaluation.tables import figure, p_value
 from think_as_locals.runtime.files import read_json, write_json, write_rows, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, DataError, Item
 
 _MIN_RMS = 3  # with fewer reward models every correlation is perfect, or undefined
 _FEW_RMS = 10  # with fewer the result carries a warning
-_NAME_HEIGHT = 20  # between the names beside the plot
-_NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # however it is escaped
 
 
 def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[int]:
@@ -236,63 +233,50 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
     }
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(found: Mapping[str, Any]) -> list[DataFrame]:
     """Return the content of `validity.json` as tables of the correlations and of the reward models."""
-    pearson, spearman = found["pearson"], found["spearman"]
-    correlations: list[list[Cell]] = [
-        ["Pearson r", _correlation(pearson, "r", found["n"]), Figure(pearson["p"], form="p"), f"{pearson['r2']:.2f}"],
-        ["Spearman rho", _correlation(spearman, "rho", found["n"]), Figure(spearman["p"], form="p"), "–"],
+    pearson, spearman = ({**found[kind], "n": found["n"]} for kind in ("pearson", "spearman"))
+    correlations = [
+        ("Pearson r", figure(pearson, "r", ".2f", 1, show_n=True), p_value(pearson["p"]), f"{pearson['r2']:.2f}"),
+        ("Spearman rho", figure(spearman, "rho", ".2f", 1, show_n=True), p_value(spearman["p"]), "–"),
     ]
-    rows: list[list[Cell]] = []
+    rows = []
     for each in found["results"]:
         without = found["leave_one_out"][each["name"]]
         r2 = "none" if without is None else f"{without:.2f}"
-        rows.append([each["name"], f"{100 * each['accuracy']:.1f}", f"{each['downstream']:.3f}", r2])
-    headings = ["reward model", "accuracy, %", "best-of-N quality", "r2 of the others"]
-    return [Table(["correlation", "value", "p", "r2"], correlations), Table(headings, rows)]
+        rows.append((each["name"], f"{100 * each['accuracy']:.1f}", f"{each['downstream']:.3f}", r2))
+    return [
+        DataFrame(correlations, columns=["correlation", "value", "p", "r2"]),
+        DataFrame(rows, columns=["reward model", "accuracy, %", "best-of-N quality", "r2 of the others"]),
+    ]
 
 
-def _correlation(part: Mapping[str, Any], key: str, n: int) -> Figure:
-    low, high = part["ci95"]
-    return Figure(part[key], (low, high), n, form=".2f")
-
-
-def plot(results: Sequence[Result], found: dict[str, Any]) -> str:
+@styled
+def plot(results: Sequence[Result], found: Mapping[str, Any]) -> str:
     """Return an SVG of the reward models as points, with the line of least squares, n and r2, from `validity`."""
-    ordered = sorted(results, key=lambda result: -result.downstream)
-    foot = max(350, 40 + _NAME_HEIGHT * len(results))
-    ends = min(r.accuracy for r in results), max(r.accuracy for r in results)
-    fitted = [found["line"]["intercept"] + found["line"]["slope"] * end for end in ends]
-    heights = [*fitted, *(r.downstream for r in results)]
-    shorts = [_short(result) for result in ordered]
-    right = min(600, 725 - 7 * max(map(cell_len, shorts)))  # names stand beside the plot, 7 to a column
-    x, y = axis(*ends, 70, right, ticks=4), axis(min(heights), max(heights), foot, 40)
-    positions = spread([y.at(r.downstream) for r in ordered], _NAME_HEIGHT, 40, foot)
-    svg = (
-        templates()
-        .get_template("validity.svg.jinja")
-        .render(
-            results=results,
-            found=found,
-            named=list(zip(ordered, positions, shorts, strict=True)),
-            metric=f"accuracy on {on.pop()}" if len(on := {r.benchmark for r in results} - {""}) == 1 else "accuracy",
-            foot=foot,
-            right=right,
-            ends=ends,
-            x=x,
-            y=y,
-            p=lambda value: "p < 0.001" if value < 0.001 else f"p = {value:.3f}",
-        )
+    figure, (axes,) = draw(5.0)
+    benchmarks = {result.benchmark for result in results} - {""}
+    ends = [min(result.accuracy for result in results), max(result.accuracy for result in results)]
+    axes.plot(
+        [100 * end for end in ends], [found["line"]["intercept"] + found["line"]["slope"] * e for e in ends], "--"
     )
-    return _NOT_XML.sub("\ufffd", svg)
+    for result in results:
+        place = (100 * result.accuracy, result.downstream)
+        axes.plot(*place, "o", color=BLUE)
+        axes.annotate(f"{result.name}{' †' * result.trained_on}", place, xytext=(6, 3), textcoords="offset points")
+    pearson, spearman = found["pearson"], found["spearman"]
+    axes.set_title(
+        f"n = {found['n']}, r² = {pearson['r2']:.3f} (p {_sign(pearson['p'])}), "
+        f"ρ = {spearman['rho']:.3f} (p {_sign(spearman['p'])})",
+        loc="left",
+    )
+    on = f" on {benchmarks.pop()}" if len(benchmarks) == 1 else ""
+    axes.set(xlabel=f"accuracy{on}, %", ylabel="quality of selected responses")
+    return str(svg(figure)).replace("currentColor", GREY)
 
 
-def _short(result: Result) -> str:
-    """Return a name in at most 42 columns, shortened in the middle, with its mark."""
-    name, mark = result.name, " †" if result.trained_on else ""
-    if cell_len(name) > 40:
-        name = f"{chop_cells(name, 19)[0]}…{chop_cells(name[::-1], 20)[0][::-1]}"
-    return name + mark
+def _sign(p: float) -> str:
+    return p_value(p) if p < 0.001 else f"= {p_value(p)}"
 
 
 def _check(results: Sequence[Result]) -> None:

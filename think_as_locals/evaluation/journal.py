@@ -9,9 +9,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import chain, groupby, islice
-from operator import attrgetter, itemgetter
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +37,12 @@ Advance = Callable[[int, int], None]
 """Reports progress: how many more requests are answered, and how many there are."""
 
 _SHOW_EVERY = 0.1  # seconds
-_ITEM_AND_ORDER = attrgetter("item.id", "order")
 
 
 def by_request(request: Request) -> str:
     """Return a key that depends on everything that the answer to a request may depend on."""
-    digest = _digest_of(request.item).copy()
-    digest.update(_end_of_content(request.order))
-    return str(digest.hexdigest()[:32])
-
-
-@lru_cache
-def _end_of_content(order: tuple[int, ...]) -> bytes:
-    return f", {list(order)}]".encode()
-
-
-@lru_cache(maxsize=1)  # for all requests about an item
-def _digest_of(item: Item) -> Any:
-    content = [item.id, item.prompt, *item.responses, item.culture, item.language]
-    return hashlib.sha256(_encoded(content)[:-1])
+    item = request.item
+    return _digest([item.id, item.prompt, *item.responses, item.culture, item.language, request.order])
 
 
 def by_response(request: Request) -> str:
@@ -66,16 +52,11 @@ def by_response(request: Request) -> str:
 
 def content_key(prompt: str, response: str) -> str:
     """Return the key of a response to a prompt."""
-    return hashlib.sha256(json.dumps((prompt, response)).encode()).hexdigest()[:32]
+    return _digest([prompt, response])
 
 
-# `json.dumps` makes an encoder for each value, and notes its parts to find references to itself.
-_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False)
-_DECODER = json.JSONDecoder()  # its `raw_decode` takes half the time of `json.loads`, which looks for spaces around
-
-
-def _encoded(value: Any) -> bytes:
-    return _ENCODER.encode(value).encode()
+def _digest(content: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 class Journal:
@@ -88,29 +69,34 @@ class Journal:
     def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request, peers: Peers = ALONE) -> None:
         parts = path.with_suffix(".parts")
         self._path = path if peers.is_main else parts / f"{peers.rank}.jsonl"
-        self._key = key
-        self._answers: dict[bytes, bytes] = {}  # JSON by digest: a third of the memory of dictionaries by hex
+        self.key = key
+        self._answers: dict[str, Answer] = {}
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        for file in dict.fromkeys((path, *sorted(parts.glob("*.jsonl")), self._path)):
+            whole = self._load(file, identity)
+            if file == self._path and file.exists():
+                os.truncate(file, whole)
         self._file = self._path.open("ab", buffering=0)
-        os.truncate(self._path, whole := self._path.read_bytes().rfind(b"\n") + 1)
-        if not whole:
-            self._write(_encoded({"identity": identity}) + b"\n")
-        for file in (path, *sorted(parts.glob("*.jsonl"))):
-            self._load(file, identity)
+        if not self._path.stat().st_size:
+            self._write([{"identity": identity}])
 
-    def _load(self, path: Path, identity: dict[str, Any]) -> None:
-        """Add the answers of a file; an incomplete line at its end is being written by another process."""
-        if not path.exists():
-            return
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n"):
-                    return
+    def _load(self, path: Path, identity: dict[str, Any]) -> int:
+        """Add the answers of a file; return the length of its whole lines: another process may be writing the last."""
+        content = path.read_bytes() if path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        then: dict[str, Any] = identity
+        for number, line in enumerate(content[:whole].splitlines(), 1):
+            try:
+                row = json.loads(line)
                 if number == 1:
-                    _check_identity(path, line, identity)
-                    continue
-                key, answer = _read(path, line, number, lambda row: (bytes.fromhex(row["key"]), {**row["answer"]}))
-                self._answers[key] = _encoded(answer)
+                    then = {**row["identity"]}
+                else:
+                    self._answers[row["key"]] = {**row["answer"]}
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                remedy = "remove this line, and its request is asked again" if number > 1 else "move the file away"
+                raise DataError(f"{path}:{number}: damaged ({error}): {remedy}") from error
+        _check_identity(path, then, identity)
+        return whole
 
     def __enter__(self) -> Journal:
         return self
@@ -119,74 +105,47 @@ class Journal:
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def key(self, request: Request) -> bytes:
-        """Return the key of a request, which the other methods take."""
-        return bytes.fromhex(self._key(request))
-
-    def has(self, key: bytes) -> bool:
+    def has(self, key: str) -> bool:
         """Return whether there is an answer to a request."""
         return key in self._answers
 
-    def answers(self, keys: Iterable[bytes]) -> list[Answer]:
-        """Return the answers to some requests."""
-        # Decoded together, four take less than half of the time.
-        content = b"[%s]" % b",".join(map(self._answers.__getitem__, keys))
-        answers: list[Answer] = _DECODER.raw_decode(content.decode())[0]
-        return answers
-
-    def answer(self, key: bytes) -> Answer:
+    def answer(self, key: str) -> Answer:
         """Return the answer to a request."""
-        (answer,) = self.answers([key])
-        return answer
+        return self._answers[key]
 
-    def add(self, answers: Mapping[bytes, Answer]) -> int:
+    def add(self, answers: Mapping[str, Answer]) -> int:
         """Write answers to the file, by the key of their request; return how many of these had none.
 
         The first answer to a request is kept, unless it says that the request is too long.
         """
         added = {
-            key: _encoded(answer)
+            key: answer
             for key, answer in answers.items()
             if key not in self._answers or (TOO_LONG in self.answer(key) and TOO_LONG not in answer)
         }
-        lines = (b'{"key": "%s", "answer": %s}\n' % (key.hex().encode(), content) for key, content in added.items())
-        self._write(b"".join(lines))
+        self._write([{"key": key, "answer": answer} for key, answer in added.items()])
         before = len(self._answers)
         self._answers |= added
         return len(self._answers) - before
 
-    def _write(self, lines: bytes) -> None:
-        try:
+    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        lines = "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows).encode()
+        with naming(self._path):
             while lines:  # one call, unless the disk is full: then the next one raises
                 lines = lines[self._file.write(lines) :]
-        except OSError:
-            with naming(self._path):
-                raise
 
-    def share(self, keys: Iterable[bytes], peers: Peers) -> None:
+    def share(self, keys: Iterable[str], peers: Peers) -> None:
         """Exchange answers with the other processes, which all call this."""
         for answers in peers.exchange({key: self._answers[key] for key in keys}):
             self._answers |= answers
 
 
-def _check_identity(path: Path, line: bytes, identity: dict[str, Any]) -> None:
-    """Raise an error unless the first line is that of a journal of this model."""
-    then = _read(path, line, 1, lambda row: row.get("identity"))
-    if not isinstance(then, dict):
-        raise DataError(f"{path}:1: does not identify the model of its answers: move the file away")
+def _check_identity(path: Path, then: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Raise an error unless a journal is that of this model."""
     keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
     if differing := [f"{key} was {then.get(key)!r}, is {identity.get(key)!r}" for key in keys]:
         message = f"{path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
         raise ConfigError(message)
-
-
-def _read(path: Path, line: bytes, number: int, content: Callable[[dict[str, Any]], Any]) -> Any:
-    """Return the content of a line; a DataError names the line if it is damaged."""
-    try:
-        return content(json.loads(line))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        remedy = "remove this line, and its request is asked again"
-        raise DataError(f"{path}:{number}: damaged ({error}): {remedy}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +185,7 @@ class AnswerCollector:
                 yield from of_item
 
         keys = iter(collect(self.rm, self.journal, self.advance, requests(), self.too_long, self.peers))
-        answers = (self.journal.answers(islice(keys, count)) for count in counts)
+        answers = (list(map(self.journal.answer, islice(keys, count))) for count in counts)
         return zip(items, answers, strict=True)
 
 
@@ -237,36 +196,33 @@ def collect(
     requests: Iterable[Request],
     too_long: TooLong = "error",
     peers: Peers = ALONE,
-) -> list[bytes]:
+) -> list[str]:
     """Ask for the answers that a journal lacks, and return the journal's key of each request.
 
     Requests are sorted by the model's own key (common prefixes, or similar lengths, side by side), and chunks are cut
     from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer. Several
     processes take the chunks in turn, and each has all answers in the end.
     """
-    keys, by_key = list[bytes](), dict[bytes, Request]()
+    keys, by_key = list[str](), dict[str, Request]()
     for request in requests:
         keys.append(key := journal.key(request))
         by_key[key] = request
-    # By the model's key, then item, then order. The requests about an item mostly have one key of the model: they
-    # are sorted as one, which saves most of the time and memory.
-    wanted = sorted(by_key, key=lambda key: _ITEM_AND_ORDER(by_key[key]))
-    runs = [(value, list(run)) for value, run in groupby(wanted, lambda key: queryable.sort_key(by_key[key]))]
-    runs.sort(key=itemgetter(0))
-    wanted = list(chain.from_iterable(run for _, run in runs))
-    del runs
+
+    places = {key: (queryable.sort_key(request), request.item.id, request.order) for key, request in by_key.items()}
+    wanted = sorted(by_key, key=places.__getitem__)
+    del places
     progress = _Progress(advance, len(wanted))
     progress.add(sum(map(journal.has, wanted)))
     progress.show()
     size = queryable.chunk_size
 
-    def is_open(key: bytes) -> bool:
+    def is_open(key: str) -> bool:
         """Return whether to send a request: no answer yet, or a server (whose limit may change) called it too long."""
         if not journal.has(key):
             return True
         return too_long == "error" and size is None and TOO_LONG in journal.answer(key)
 
-    def keep(chunk: Sequence[bytes], answers: Mapping[int, Answer]) -> None:
+    def keep(chunk: Sequence[str], answers: Mapping[int, Answer]) -> None:
         progress.add(journal.add({chunk[index]: answer for index, answer in answers.items()}))
 
     if size is None:
@@ -283,7 +239,7 @@ def collect(
         if missing := [each.item.id for key, each in zip(chunk, of_chunk, strict=True) if not journal.has(key)]:
             raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
     if peers.size > 1:
-        journal.share(chain.from_iterable(wanted[part] for part in mine), peers)
+        journal.share([key for part in mine for key in wanted[part]], peers)
     return keys
 
 

@@ -7,35 +7,42 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, zip_longest
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 from rich.console import RenderableType
 
 from think_as_locals.data.splits import hash_fraction
-from think_as_locals.evaluation import carb
+from think_as_locals.evaluation import carb, tables
 from think_as_locals.evaluation.baselines import NAMES, baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, language_name, macro_cells, macro_warning
 from think_as_locals.evaluation.compare import ALPHA
-from think_as_locals.evaluation.pages import read_settings, strip, templates
+from think_as_locals.evaluation.judgements import (
+    OUTCOMES,
+    Judgements,
+    annotate,
+    grouped,
+    read_judgements,
+    too_long_note,
+)
+from think_as_locals.evaluation.pages import heat_map, intervals_plot, read_settings, templates
 from think_as_locals.evaluation.probes import DIRECTIONS
-from think_as_locals.evaluation.scored import OUTCOMES, Judgements, grouped, outcome, read_scored, too_long_note
 from think_as_locals.evaluation.statistics import (
     Codes,
     Floats,
     accuracies,
     accuracy,
     codes,
+    min_detectable_effect,
     paired,
-    smallest_difference,
 )
-from think_as_locals.evaluation.tables import Cell, Figure, Named, Table, escape_markdown, figure
+from think_as_locals.evaluation.tables import escape_markdown, figure, p_value
 from think_as_locals.judging.prompt import culture_name
-from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item
@@ -46,17 +53,17 @@ MAX_CHARACTERS = 24_000_000
 LONGEST_TEXT = 20_000
 """Characters of a text that are shown, so that one endless completion does not displace all others."""
 
-_SUMMARY_KEYS = ("model", "protocol", "seed", "step", "macro", "micro", "slot_bias", "order_consistency", "calibration")
+_SUMMARY_KEYS = ("model", "protocol", "seed", "step", "macro", "slot_bias", "order_consistency", "calibration")
 _NOTE = (
     "Per cent with 95 % intervals by question group. Macro: the mean over all cells of culture and domain (an item "
     "without a culture, and every item of CARB, counts under its language). Ranks "
     f"are only as sharp as paired differences allow (p < {ALPHA:g}, Holm over the pairs); ● may be first. Rows "
-    "without a rank are baselines on the same items. Verdict-only: by the last verdict tag, whatever the format. † "
-    "Trained on some of these items; for models without a record of their training items this is unknown."
+    "without a rank are baselines on the same items. In format: judgements that keep every rule. † Trained on some of "
+    "these items; for models without a record of their training items this is unknown."
 )
 _PAIRS_NOTE = (
     "Paired differences, the higher-ranked model minus the lower-ranked one, in points; p by question group, Holm over "
-    "the pairs; smallest: the smallest true difference that these items would show with 80 % power."
+    "the pairs; detectable: the smallest true difference that these items would show with 80 % power."
 )
 _SLOTS_NOTE = (
     "How much more often each slot is chosen than it holds the best response, in points; for items that were "
@@ -99,26 +106,24 @@ def write_leaderboard(
     boards = [board(entries) for entries in ranked]
     read = [(run, read_json(path)) for run in runs for path in RunFolder(run).results("failed")]
     failed = [{"model": found["model"], "run": run.name, "message": found["message"]} for run, found in read]
-    views, failures = [_view(each) for each in boards], _failures_table(failed)
     folder.mkdir(parents=True, exist_ok=True)
     board_file = RunFolder(folder).leaderboard
     write_json(board_file, {"alpha": ALPHA, "boards": boards, "failed": failed})
-    write_text(board_file.with_suffix(".md"), _markdown(views, failures))
+    write_text(board_file.with_suffix(".md"), _markdown(boards, failed))
     page = board_file.with_suffix(".html")
-    write_text(page, _page([entry for entries in ranked for entry in entries], views, failures))
+    write_text(page, _page([entry for entries in ranked for entry in entries], boards, failed))
     return page
 
 
 def on_terminal(folder: Path) -> Iterator[RenderableType]:
     """Yield the boards of a folder's `leaderboard.json` as tables for a terminal, with their warnings."""
     found = read_json(RunFolder(folder).leaderboard)
-    for view in map(_view, found["boards"]):
-        warnings = [f"Warning: {view['warning']}"] if view["warning"] else []
-        caption = "\n".join([_NOTE, *warnings, *(f"{name}: {note}." for name, note in view["too_long"])])
-        title = f"{view['title']}, split {' / '.join(view['splits'])}: {view['n']} items"
-        yield view["table"].terminal(title, caption)
-    if failures := _failures_table(found["failed"]):
-        yield failures.terminal("Failed")
+    for board in found["boards"]:
+        title = f"{_title(board)}: {board['n']} items"
+        shown = _models_table(board)[["rank", "reward model", "macro accuracy, %", "by items, %", "parse failures, %"]]
+        yield tables.on_terminal(shown, title, "\n".join([_NOTE, *_notes(board)]))
+    if found["failed"]:
+        yield tables.on_terminal(_failures_table(found["failed"]), "Failed")
 
 
 def read_entries(
@@ -152,7 +157,7 @@ def _entries(run: Path, items: dict[str, Item], judgements: Mapping[Path, Judgem
 
 def _entry(path: Path, items: dict[str, Item], judgements: Mapping[Path, Judgements]) -> LeaderboardEntry:
     summary, table = carb.read(path), path.with_suffix(".parquet")
-    judged = judgements[table] if table in judgements else Judgements(read_scored(table, items))
+    judged = judgements[table] if table in judgements else Judgements.read(table, items)
     if len(judged.items) != summary["n"]:
         raise DataError(f"{table}: {len(judged.items)} items, but {path.name} is over {summary['n']}; measure again")
     file = RunFolder(path.parents[1]).result("probes", path.stem)
@@ -184,8 +189,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
         first = 1 + sum(pair["worse"] == entry.name for pair in differ)
         last = len(entries) - sum(pair["better"] == entry.name for pair in differ)
         rows = entry.judged.rows
-        tied = (rows["credit"] > 0) & (rows["credit"] < 1) & ~rows["parse_failure"] & ~rows["too_long"]
-        ties = accuracy(tied, group[rows["item"]])
+        ties = accuracy(rows["outcome"].eq("tie").to_numpy(float), group[rows["item"]])
         failures = {"n": len(rows), "share": summary["parse_failure"], "ci95": summary["parse_failure_ci95"]}
         models.append(
             {
@@ -195,7 +199,8 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
                 "trained_on": summary.get("trained_on"),
                 **{key: summary[key] for key in _SUMMARY_KEYS},
                 "flips": {key: summary["flips"].get(key) for key in ("n", "sets", "accuracy", "ci95", "ci_method")},
-                "verdict_only": summary["verdict_only"],
+                "micro": {key: summary[key] for key in ("n", "accuracy", "ci95", "ci_method")},
+                "in_format": summary["in_format"],
                 "parse_failure": failures,
                 "ties": ties.as_dict("share"),
                 "too_long": summary["too_long"],
@@ -218,12 +223,12 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 def _baselines(items: tuple[Item, ...], group: Codes, flips: Codes, cells: Codes) -> dict[str, dict[str, Any]]:
     """Return the accuracies of the baselines: over cells, over items and on complete flip sets."""
     credit, every = baseline_credits(items), np.arange(len(items))
-    found: dict[str, dict[str, Any]] = {name: {} for name in credit}
+    found: dict[str, dict[str, Any]] = {name: {"flips": {"n": 0}} for name in credit}
     for kind, indices, of_cells in (("macro", every, cells), ("micro", every, None), ("flips", flips, None)):
-        columns = [column[indices] for column in credit.values()]
-        estimates = accuracies(columns, group[indices], cells=of_cells) if len(indices) else []
-        for name, estimate in zip_longest(credit, estimates):
-            found[name][kind] = estimate.as_dict() if estimate else {"n": 0}
+        if len(indices):
+            columns = [column[indices] for column in credit.values()]
+            for name, estimate in zip(credit, accuracies(columns, group[indices], cells=of_cells), strict=True):
+                found[name][kind] = estimate.as_dict()
     return found
 
 
@@ -246,164 +251,191 @@ def _differences(
 ) -> list[dict[str, Any]]:
     """Return the difference of each pair; without cells also the smallest that these items would show."""
     found = paired([(a, b, group) for a, b in pairs], cells)
-    smallest = [smallest_difference(a, b, group, ALPHA / len(pairs)) if cells is None else None for a, b in pairs]
-    columns = zip(found, smallest, strict=True)
-    return [{"difference": gain.as_dict(), "p_holm": p, "smallest": least} for (gain, p), least in columns]
+    least = [min_detectable_effect(a, b, group, ALPHA / len(pairs)) if cells is None else None for a, b in pairs]
+    columns = zip(found, least, strict=True)
+    return [
+        {"difference": gain.as_dict(), "p_holm": p, "min_detectable_effect": effect} for (gain, p), effect in columns
+    ]
 
 
-def _name(model: Mapping[str, Any]) -> Named:
+def _title(board: Mapping[str, Any]) -> str:
+    return f"{' / '.join(board['datasets'])}, split {' / '.join(board['splits'])}"
+
+
+def _notes(board: Mapping[str, Any]) -> list[str]:
+    """Return warnings about a board: missing cells, training items, and items that are too long for some models."""
+    notes = [f"Warning: {warning}" for warning in [macro_warning(board["macro"])] if warning]
+    for model in board["models"]:
+        notes += [f"† {model['name']}: {note}" for note in [carb.trained_on_note(model)] if note]
+        notes += [f"{model['name']}: {too_long_note(how, ids)}" for how, ids in model["too_long"].items() if ids]
+    return notes
+
+
+def _name(model: Mapping[str, Any]) -> str:
     """Return a model's name, with a mark if it was trained on some of the items."""
-    note = carb.trained_on_note(model)
-    return Named(model["name"], "†" if note else "", note)
+    return f"{model['name']} †" if carb.trained_on_note(model) else str(model["name"])
 
 
-def _models_table(board: dict[str, Any]) -> Table:
-    chance = board["baselines"]["chance"]["macro"]["accuracy"]
-    rows: list[list[Cell]] = []
-    for model in board["models"]:
-        mark, note = "●" if model["may_be_first"] else "", carb.trained_on_note(model)
-        rows.append(
-            [
-                "–".join(map(str, dict.fromkeys(model["ranks"]))),
-                Named(model["name"], mark, "may be first: none is significantly better", f"† {note}" if note else ""),
-                figure(model["macro"]),
-                strip(model["macro"], None, chance),
-                figure(model["micro"], show_n=True),
-                figure(model["flips"], show_n=True) or "none",
-                figure(model["parse_failure"], "share", show_n=True, strong=False),
-                figure(model["ties"], "share", show_n=True, strong=False),
-                figure(model["verdict_only"], strong=False),
-                model["protocol"],
-            ]
-        )
-    for name, on in board["baselines"].items():
-        label = Named(NAMES[name], note="best baseline" if name == board["best_baseline"] else "")
-        flips = figure(on["flips"], show_n=True) or "none"
-        plot = strip(None, on["macro"], chance)
-        rows.append(["", label, figure(on["macro"]), plot, figure(on["micro"], show_n=True), flips, "", "", "", ""])
-    headings = ["rank", "reward model", "macro accuracy, %", "plot of macro accuracy, 0 to 100 %", "by items, %"]
-    headings += ["flip sets, %", "parse failures, %", "ties, %", "verdict-only, %", "protocol"]
-    return Table(headings, rows, header=1, sections=[len(board["models"])])
+def _models_table(board: Mapping[str, Any]) -> DataFrame:
+    rows = [
+        {
+            "rank": "–".join(map(str, dict.fromkeys(model["ranks"]))),
+            "reward model": f"{_name(model)} ●" if model["may_be_first"] else _name(model),
+            "macro accuracy, %": figure(model["macro"]),
+            "by items, %": figure(model["micro"], show_n=True),
+            "flip sets, %": figure(model["flips"], show_n=True) or "none",
+            "in format, %": figure(model["in_format"], "share"),
+            "parse failures, %": figure(model["parse_failure"], "share", show_n=True),
+            "ties, %": figure(model["ties"], "share"),
+            "protocol": model["protocol"],
+        }
+        for model in board["models"]
+    ]
+    rows += [
+        {
+            "reward model": f"{NAMES[name]} (best baseline)" if name == board["best_baseline"] else NAMES[name],
+            "macro accuracy, %": figure(on["macro"]),
+            "by items, %": figure(on["micro"], show_n=True),
+            "flip sets, %": figure(on["flips"], show_n=True) or "none",
+        }
+        for name, on in board["baselines"].items()
+    ]
+    return DataFrame(rows).fillna("")
 
 
-def _failures_table(failed: Sequence[dict[str, Any]]) -> Table:
+def _failures_table(failed: Sequence[Mapping[str, Any]]) -> DataFrame:
     rows = [[found["model"], found["run"], found["message"]] for found in failed]
-    return Table(["reward model", "run", "why there is no result, or not all of it"], rows)
+    return DataFrame(rows, columns=["reward model", "run", "why there is no result, or not all of it"])
 
 
-def _pairs_table(board: dict[str, Any]) -> Table:
-    rows: list[list[Cell]] = []
-    names = {model["name"]: _name(model) for model in board["models"]}
+def _pairs_table(board: Mapping[str, Any]) -> DataFrame:
+    names, rows = {model["name"]: _name(model) for model in board["models"]}, []
     for pair in board["pairs"]:
-        gains: dict[str, list[Cell]] = {"flips": [None, None]}
-        for kind in ("macro", "items", "flips"):
-            if paired := pair[kind]:
-                p = paired["p_holm"]
-                gain = figure(paired["difference"], "difference", "+.1f", strong=p < ALPHA)
-                gains[kind] = [gain, Figure(p, form="p", strong=False)]
-        smallest = pair["items"]["smallest"]
-        text = "none" if smallest is None else f"{100 * smallest:.1f}"
-        rows.append(
-            [names[pair["better"]], names[pair["worse"]], *gains["macro"], *gains["items"], text, *gains["flips"]]
-        )
-    headings = ("higher-ranked", "lower-ranked", "macro", "p", "by items", "p", "smallest", "flip sets", "p")
-    return Table(headings, rows)
+        row = {"higher-ranked": names[pair["better"]], "lower-ranked": names[pair["worse"]]}
+        for kind, heading in (("macro", "macro"), ("items", "by items"), ("flips", "flip sets")):
+            if found := pair[kind]:
+                row[heading] = figure(found["difference"], "difference", "+.1f")
+                row[f"p, {heading}"] = p_value(found["p_holm"])
+        least = pair["items"]["min_detectable_effect"]
+        rows.append({**row, "detectable": "none" if least is None else f"{100 * least:.1f}"})
+    return DataFrame(rows).fillna("")
 
 
-def _slots_table(board: dict[str, Any]) -> Table:
-    rows: list[list[Cell]] = []
-    for model in board["models"]:
-        bias, orders = model["slot_bias"], model["order_consistency"]
-        if bias:
-            slots = [figure(part, "bias", "+.1f", label=label, show_n=True) for label, part in bias.items()]
-            same, right = figure(orders, "consistent", show_n=True), figure(orders.get("all_right", {}))
-            rows.append([_name(model), [slot for slot in slots if slot], same, right])
-    headings = ["reward model", "slot: chosen more often than best there, points", "the same choice in every order, %"]
-    return Table([*headings, "right in every order, %"], rows)
+def _slots_table(board: Mapping[str, Any]) -> DataFrame:
+    rows = [
+        {
+            "reward model": _name(model),
+            "slot: chosen more often than best there, points": "; ".join(
+                f"{label} {figure(part, 'bias', '+.1f')}" for label, part in model["slot_bias"].items()
+            ),
+            "the same choice in every order, %": figure(model["order_consistency"], "consistent", show_n=True),
+            "right in every order, %": figure(model["order_consistency"].get("all_right", {})),
+        }
+        for model in board["models"]
+        if model["slot_bias"]
+    ]
+    return DataFrame(rows)
 
 
-def _confidence_table(board: dict[str, Any]) -> Table:
-    rows: list[list[Cell]] = []
+def _confidence_table(board: Mapping[str, Any]) -> DataFrame:
+    rows = []
     for model in board["models"]:
         part = model["calibration"]
         if part["n"]:
             error, brier = ({"n": part["n"], key: part[key], "ci95": part[f"{key}_ci95"]} for key in ("ece", "brier"))
             rows.append(
-                [
-                    _name(model),
-                    Figure(100 * part["confidence"], n=part["n"], strong=False),
-                    figure(part),
-                    figure(error, "ece"),
-                    f"{100 * part['ece_calibrated']:.1f}",
-                    figure(brier, "brier", ".3f", 1),
-                    f"{part['brier_constant']:.3f}",
-                ]
+                {
+                    "reward model": _name(model),
+                    "confidence, %": f"{100 * part['confidence']:.1f}, n {part['n']}",
+                    "accuracy, %": figure(part),
+                    "calibration error, points": figure(error, "ece"),
+                    "of a calibrated judge": f"{100 * part['ece_calibrated']:.1f}",
+                    "Brier score": figure(brier, "brier", ".3f", 1),
+                    "of a constant": f"{part['brier_constant']:.3f}",
+                }
             )
-    headings = ["reward model", "confidence, %", "accuracy, %", "calibration error, points", "of a calibrated judge"]
-    return Table([*headings, "Brier score", "of a constant"], rows)
+    return DataFrame(rows)
 
 
-def _probes_table(entries: Sequence[LeaderboardEntry]) -> Table:
-    rows: list[list[Cell]] = []
+def _probes_table(entries: Sequence[LeaderboardEntry]) -> DataFrame:
+    rows = []
     for entry in entries:
         for name, part in entry.probes.items():
             absolute, signed = (part["relative"][kind] for kind in ("absolute", "signed"))
-            moved = figure(absolute, "mean", scale=1), figure(signed, "mean", "+.1f", 1)
-            share = f"{100 * part['applicable']:.1f}"
-            n = f"{absolute['n']}{f', {others} of other items' if (others := part.get('of_other_items')) else ''}"
-            rows.append([_name({**entry.summary, "name": entry.name}), name, n, share, *moved])
-    return Table(["reward model", "probe", "n", "of items, %", "change, %", "signed, %"], rows)
+            others = part.get("of_other_items")
+            rows.append(
+                {
+                    "reward model": _name({**entry.summary, "name": entry.name}),
+                    "probe": name,
+                    "n": f"{absolute['n']}{f', {others} of other items' if others else ''}",
+                    "of items, %": f"{100 * part['applicable']:.1f}",
+                    "change, %": figure(absolute, "mean", scale=1),
+                    "signed, %": figure(signed, "mean", "+.1f", 1),
+                }
+            )
+    return DataFrame(rows)
 
 
-def _view(board: dict[str, Any]) -> dict[str, Any]:
-    """Return a board with its title and tables; a table without rows is false."""
-    return {
-        **board,
-        "title": " / ".join(board["datasets"]),
-        "warning": macro_warning(board["macro"]),
-        "too_long": [
-            (model["name"], too_long_note(how, ids))
-            for model in board["models"]
-            for how, ids in model["too_long"].items()
-            if ids
-        ],
-        "table": _models_table(board),
-        "differences": _pairs_table(board),
-        "slots": _slots_table(board),
-        "confidence": _confidence_table(board),
-    }
+_TABLES = {
+    "Paired differences": (_pairs_table, _PAIRS_NOTE),
+    "Slots": (_slots_table, _SLOTS_NOTE),
+    "Confidence": (_confidence_table, _CONFIDENCE_NOTE),
+}
+"""The tables of a board below its ranks: title -> table, what it says."""
 
 
-def _markdown(boards: Sequence[dict[str, Any]], failures: Table) -> str:
+def _markdown(boards: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> str:
     parts = ["# Leaderboard", _NOTE]
     if len(boards) > 1:
         parts.append("Reward models over different items stand in tables of their own and are not compared.")
-    notes = {"differences": _PAIRS_NOTE, "slots": _SLOTS_NOTE, "confidence": _CONFIDENCE_NOTE}
     for board in boards:
-        over = f"{board['title']}, split {' / '.join(board['splits'])}"
-        parts.append(f"## {escape_markdown(over)}: {board['n']} items, {board['macro']['cells']} cells")
-        parts += [f"**Warning:** {escape_markdown(board['warning'])}"] if board["warning"] else []
-        parts.append(board["table"].markdown())
-        parts += [escape_markdown(f"{name}: {note}.") for name, note in board["too_long"]]
-        for table, note in notes.items():
-            parts += [note, board[table].markdown()] if board[table] else []
-    parts += ["## Failed", failures.markdown()] if failures else []
+        parts.append(f"## {escape_markdown(_title(board))}: {board['n']} items, {board['macro']['cells']} cells")
+        parts += [tables.markdown(_models_table(board)), *map(escape_markdown, _notes(board))]
+        for make, note in _TABLES.values():
+            if not (table := make(board)).empty:
+                parts += [note, tables.markdown(table)]
+    parts += ["## Failed", tables.markdown(_failures_table(failed))] if failed else []
     return "\n\n".join(parts) + "\n"
 
 
-def _page(entries: Sequence[LeaderboardEntry], boards: Sequence[dict[str, Any]], failures: Table) -> str:
+def _page(
+    entries: Sequence[LeaderboardEntry], boards: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]
+) -> str:
     runs = dict.fromkeys(entry.run for entry in entries)
     names = Counter(run.name for run in runs)
-    page = templates().get_template("leaderboard.html.jinja")
-    return page.render(
-        boards=boards,
-        failures=failures,
-        probes=_probes_table(entries),
-        entries=entries,
-        alpha=ALPHA,
-        browser=browsable(entries, MAX_CHARACTERS),
-        longest_text=LONGEST_TEXT,
-        runs=[(run.name if names[run.name] == 1 else str(run), read_settings(run)) for run in runs],
+    shown = [
+        {
+            "title": _title(board),
+            "n": board["n"],
+            "cells": board["macro"]["cells"],
+            "notes": _notes(board),
+            "plot": intervals_plot(
+                [*((_name(model), model["macro"]) for model in board["models"])],
+                board["baselines"]["chance"]["macro"]["accuracy"],
+            ),
+            "ranks": tables.html(_models_table(board), f"Reward models on {_title(board)}"),
+            "tables": [
+                (title, note, tables.html(table, f"{title} on {_title(board)}"))
+                for title, (make, note) in _TABLES.items()
+                if not (table := make(board)).empty
+            ],
+        }
+        for board in boards
+    ]
+    probes = _probes_table(entries)
+    return (
+        templates()
+        .get_template("leaderboard.html.jinja")
+        .render(
+            note=_NOTE,
+            boards=shown,
+            failures=tables.html(_failures_table(failed), "Failed") if failed else "",
+            probes="" if probes.empty else tables.html(probes, "Spurious-feature probes"),
+            maps=[(_name({**entry.summary, "name": entry.name}), heat_map(entry.summary)) for entry in entries],
+            browser=browsable(entries, MAX_CHARACTERS),
+            longest_text=LONGEST_TEXT,
+            runs=[(run.name if names[run.name] == 1 else str(run), read_settings(run)) for run in runs],
+        )
     )
 
 
@@ -426,16 +458,16 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
         if room < 0:  # without its judgements already
             break
         values[item] = of_item
-    by_item = _judgements(entries, values)
+    by_item = _judgements(entries, {item.id for item in values})
     items: dict[str, list[Any]] = {name: [] for name in _ITEM}
     judgements: dict[str, list[Any]] = {name: [] for name in _JUDGEMENT}
     for number, (item, of_item) in enumerate(values.items()):
-        rows = [_judgement(model, number, sorted(item.responses), scored) for model, scored in by_item[item]]
+        rows = [_judgement(model, number, sorted(item.responses), row) for model, row in by_item[item.id]]
         limit -= len(json.dumps([of_item, *rows], ensure_ascii=False))
         if limit < 0:
             break
-        for columns, row in ((items, of_item), *((judgements, row) for row in rows)):
-            for column, value in zip(columns.values(), row, strict=True):
+        for columns, values_of in ((items, of_item), *((judgements, row) for row in rows)):
+            for column, value in zip(columns.values(), values_of, strict=True):
                 column.append(value)
     return {
         "models": [f"{e.name} †" if carb.trained_on_note(e.summary) else e.name for e in entries],
@@ -450,20 +482,21 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
     }
 
 
-def _judgements(entries: Sequence[LeaderboardEntry], some: Container[Item]) -> dict[Item, list[tuple[int, ScoredItem]]]:
-    """Read all judgements of some items, each with the index of its entry."""
-    found = list[tuple[int, ScoredItem]]()
+def _judgements(entries: Sequence[LeaderboardEntry], ids: set[str]) -> dict[str, list[tuple[int, Any]]]:
+    """Read all judgements of some items, by id: each with the index of its entry, as a row of its table."""
+    found = list[tuple[int, Any]]()
     for number, entry in enumerate(entries):
-        items = {item.id: item for item in entry.items if item in some}
-        found += [(number, each) for each in read_scored(entry.path.with_suffix(".parquet"), items, items.keys())]
-    return grouped(found, lambda each: each[1].item)
+        table = read_judgements(entry.path.with_suffix(".parquet"))
+        found += [(number, row) for row in annotate(table[table["id"].isin(ids)]).itertuples(index=False)]
+    return grouped(found, lambda each: each[1].id)
 
 
-def _judgement(model: int, item: int, texts: list[str], scored: ScoredItem) -> list[Any]:
+def _judgement(model: int, item: int, texts: list[str], row: Any) -> list[Any]:
     """Return the values of `_JUDGEMENT`."""
-    judgement, order = scored.judgement, list(map(texts.index, scored.presented.responses))
-    choice = [scored.presented.best, judgement.verdict, OUTCOMES.index(outcome(scored))]
-    return [model, item, order, *choice, list(judgement.issues), scored.scores, _cut(judgement.completion)]
+    order = [texts.index(row.responses[index]) for index in row.order]
+    scores = None if row.scores is None else [float(row.scores[index]) for index in row.order]
+    choice = row.best_slot, None if row.slot < 0 else row.slot, OUTCOMES.index(row.outcome)
+    return [model, item, order, *choice, list(row.issues), scores, _cut(row.completion)]
 
 
 def _cut(text: str) -> str:

@@ -1,56 +1,54 @@
-"""What offline pages share: templates that escape, plots, and data that is safe inside a script element."""
+"""What offline pages share: templates that escape, plots as SVG, maps of cultures and domains."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
+from pandas import DataFrame
 
-from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.evaluation.breakdowns import language_name
-from think_as_locals.evaluation.tables import METHODS, isolate, without_bidi
+from think_as_locals.evaluation.tables import METHODS
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A scale from values to SVG user units."""
+P = ParamSpec("P")
+Plot = TypeVar("Plot")
 
-    low: float
-    high: float
-    step: float
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        """Return the position of a value."""
-        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
-
-    @property
-    def ticks(self) -> list[float]:
-        """Return round values from `low` to `high`."""
-        return [round(self.low + i * self.step, 10) for i in range(round((self.high - self.low) / self.step) + 1)]
-
-
-def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move ascending positions so that they are `gap` apart and, as far as possible, between `low` and `high`."""
-    apart: list[float] = []
-    for position in positions:
-        apart.append(max(position, apart[-1] + gap if apart else low))
-    most = high - gap * (len(apart) - 1)
-    return [round(min(position, most + gap * number), 1) for number, position in enumerate(apart)]
+BLUE, GREY = "#3c82c8", "#8a94a3"
+_INK = "#010203"  # stands for the colour of a page's text, light or dark
+_NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # however it is escaped
+_STYLE = {
+    "axes.edgecolor": GREY,
+    "axes.grid": True,
+    "axes.grid.axis": "both",
+    "axes.labelcolor": _INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "savefig.transparent": True,
+    "svg.fonttype": "none",  # texts stay texts: browsers have fonts for every script
+    "svg.hashsalt": "think-as-locals",
+    "text.color": _INK,
+    "text.parse_math": False,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
 
 
 @cache
@@ -63,46 +61,86 @@ def templates(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(
-        axis=axis, spread=spread, shade=shade, strip=strip, isolated=isolate, baseline_names=NAMES
-    )
     environment.filters |= {
-        "trained_on_note": carb.trained_on_note,
-        "at": lambda value, axis: axis.at(value),
         "culture": culture_name,
         "language": language_name,
         "sha256": lambda text: base64.b64encode(hashlib.sha256(str(text).encode()).digest()).decode(),
         "embedded": partial(htmlsafe_json_dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
-        "without_bidi": without_bidi,
         "method": lambda name: METHODS.get(name, name),
     }
     return environment
 
 
-def axis(low: float, high: float, start: float, end: float, ticks: int = 5) -> Axis:
-    """Return an axis from a round value at or below `low` to one at or above `high`, with about `ticks` steps."""
-    span = high - low or 1
-    power: float = 10 ** math.floor(math.log10(span / ticks))
-    step = next(m * power for m in (1, 2, 5, 10, 20) if m * power * ticks >= span * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return Axis(first * step, max(last, first + 1) * step, step, start, end)
+def styled(plot: Callable[P, Plot]) -> Callable[P, Plot]:
+    """Have a function that draws and returns a plot do so in the style of pages."""
+
+    @wraps(plot)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Plot:
+        from matplotlib import rc_context
+
+        with rc_context(_STYLE):
+            return plot(*args, **kwargs)
+
+    return drawn
 
 
-def strip(now: dict[str, Any] | None, then: dict[str, Any] | None, chance: float | None) -> Markup:
-    """Return a plot for a row of a table: two estimates with intervals, from 0 to 100 %, and a tick at chance."""
+def draw(height: float, plots: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure of 8 x `height` inches, with plots below one another."""
+    from matplotlib.figure import Figure
 
-    def at(share: float) -> str:
-        return f"{5 + 150 * share:g}"
+    figure = Figure(figsize=(8, height), layout="constrained")
+    return figure, list(figure.subplots(plots, squeeze=False)[:, 0])
 
-    drawn = '<line class="rule" x1="5" x2="155" y1="10" y2="10"/>'
+
+def svg(figure: Figure) -> Markup:
+    """Return a figure as SVG for a page, in the colour of its text."""
+    content = io.StringIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})
+    text = content.getvalue()
+    return Markup(_NOT_XML.sub("\ufffd", text[text.index("<svg") :].replace(_INK, "currentColor")))  # noqa: S704
+
+
+@styled
+def intervals_plot(estimates: Sequence[tuple[str, Mapping[str, Any]]], chance: float | None = None) -> Markup:
+    """Return a plot of accuracies with their intervals, one below the other, from 0 to 100 %; dashed: chance."""
+    figure, (axes,) = draw(0.8 + 0.28 * len(estimates))
+    for height, (_, part) in enumerate(reversed(estimates)):
+        low, high = (100 * end for end in part["ci95"])
+        axes.plot([low, high], [height, height], color=BLUE)
+        axes.plot(100 * part["accuracy"], height, "o", color=BLUE)
+    axes.set_yticks(range(len(estimates)), [name for name, _ in reversed(estimates)])
+    axes.set(xlim=(0, 100), xlabel="accuracy, %", ylim=(-0.5, len(estimates) - 0.5))
     if chance is not None:
-        drawn += f'<line class="chance" x1="{at(chance)}" x2="{at(chance)}" y1="2" y2="18"/>'
-    for part, mark, y in ((then, "then", 6), (now, "now", 14 if then else 10)):
-        if part:
-            low, high = map(at, part["ci95"])
-            drawn += f'<line class="whisker {mark}" x1="{low}" x2="{high}" y1="{y}" y2="{y}"/>'
-            drawn += f'<circle class="dot {mark}" cx="{at(part["accuracy"])}" cy="{y}" r="3.5"/>'
-    return Markup(f'<svg class="strip" viewBox="0 0 160 20" aria-hidden="true">{drawn}</svg>')  # noqa: S704 - figures
+        axes.axvline(100 * chance, color=GREY, linestyle="--")
+    return svg(figure)
+
+
+def heat_map(now: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Markup:
+    """Return accuracy by culture and domain, coloured from chance, with the change against an earlier measurement."""
+    domains = [*now["by_domain"], "all domains"]
+    texts, shades = DataFrame(columns=domains), DataFrame(columns=domains, dtype=float)
+    for culture in (*now["by_culture"], "all cultures"):
+        name = culture if culture == "all cultures" else culture_name(culture)
+        cells, tones = [], []
+        for domain in domains:
+            part, earlier = (_part(of, culture, domain) if of else None for of in (now, before))
+            change = f" ({100 * (part['accuracy'] - earlier['accuracy']):+.1f})" if part and earlier else ""
+            ends = "{:.0f}–{:.0f}".format(*(100 * end for end in part["ci95"])) if part else ""
+            cells.append(f"{100 * part['accuracy']:.1f}{change} [{ends}], n {part['n']}" if part else "–")
+            tones.append(shade(part["accuracy"], now["baselines"]["chance"]["accuracy"]) if part else 0.0)
+        texts.loc[name], shades.loc[name] = cells, tones
+    style = texts.style.background_gradient("RdBu", vmin=-110, vmax=110, gmap=shades, axis=None)
+    heat = style.format(escape="html").format_index(escape="html", axis=0).format_index(escape="html", axis=1)
+    table = heat.set_uuid("map").set_table_attributes('class="heat"').to_html()
+    return Markup('<div class="scroll" tabindex="0">{}</div>').format(Markup(table))  # noqa: S704
+
+
+def _part(summary: Mapping[str, Any], culture: str, domain: str) -> Any:
+    if domain == "all domains":
+        return summary if culture == "all cultures" else summary["by_culture"].get(culture)
+    if culture == "all cultures":
+        return summary["by_domain"].get(domain)
+    return summary["by_cell"].get(f"{culture}/{domain}")
 
 
 def shade(share_right: float, chance: float) -> float:

@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 from think_as_locals.data.edits import Edit, Edits, no_edit_reason
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.scored import grouped
+from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.evaluation.statistics import Estimate, estimate_mean
 from think_as_locals.types import DataError, Item
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pandas import DataFrame
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import PolicySection, PolicyServerSection
@@ -14,9 +15,9 @@ from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.engine import load_engine
 from think_as_locals.evaluation.journal import Advance
-from think_as_locals.evaluation.scored import with_cultures
+from think_as_locals.evaluation.judgements import with_cultures
 from think_as_locals.evaluation.statistics import accuracy
-from think_as_locals.evaluation.tables import Cell, Table, figure
+from think_as_locals.evaluation.tables import figure
 from think_as_locals.reward_models.reward_model import Keep, Request, identify_weights
 from think_as_locals.types import Item, Rollout
 
@@ -111,10 +112,11 @@ class YieldCounter:
         }
 
 
-def yield_table(first: str, kept: str, parts: Mapping[str, Mapping[str, Any]], counted: Mapping[str, str]) -> Table:
+def yield_table(first: str, kept: str, parts: Mapping[str, Mapping[str, Any]], counted: Mapping[str, str]) -> DataFrame:
     """Return a table of yields, a row for each named summary; `counted` maps its counts to column headings."""
-    rows: list[list[Cell]] = [
-        [name, figure(part, "yield", show_n=True), *(f"{part[key]:,}" for key in counted)]
+    rows = [
+        {first: name, kept: figure(part, "yield", show_n=True)}
+        | {heading: f"{part[key]:,}" for key, heading in counted.items()}
         for name, part in parts.items()
     ]
-    return Table([first, kept, *counted.values()], rows, sections=[len(rows) - 1] if "all" in parts else [])
+    return DataFrame(rows)

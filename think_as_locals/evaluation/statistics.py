@@ -94,11 +94,11 @@ def accuracies(
 def _accuracy(values: Floats, group: Codes, cell: Codes, ci95: tuple[float, float] | None) -> Estimate:
     n, mean, method = len(values), _mean(values, cell), "cluster_bootstrap"
     if not ci95:
-        variance, freedom = _jackknife(values, group, cell)
-        method = "wilson" if math.isinf(freedom) else "cluster_wilson"
+        variance, dof = _jackknife(values, group, cell)
+        method = "wilson" if math.isinf(dof) else "cluster_wilson"
         variance = max(variance, float(values.var()) / n)
         effective = mean * (1 - mean) / variance if variance else n
-        quantile = float(stdtrit(freedom, 0.975))
+        quantile = float(stdtrit(dof, 0.975))
         weight = quantile**2 / effective
         centre = (mean + weight / 2) / (1 + weight)
         reach = quantile * math.sqrt(mean * (1 - mean) / effective + weight / (4 * effective)) / (1 + weight)
@@ -123,8 +123,8 @@ def estimate_mean(
     (ci95,), method = cluster_bootstrap([column], group, cell, samples, seed), "cluster_bootstrap"
     if not ci95:
         method = "cluster_t" if group.max() > 0 else "t"
-        variance, freedom = _jackknife(column, group if group.max() > 0 else np.arange(n), cell)
-        reach = math.sqrt(variance) * float(stdtrit(freedom, 0.975))
+        variance, dof = _jackknife(column, group if group.max() > 0 else np.arange(n), cell)
+        reach = math.sqrt(variance) * float(stdtrit(dof, 0.975))
         ci95 = mean - reach, mean + reach
     return Estimate(n=n, value=mean, ci95=(max(bounds[0], ci95[0]), min(bounds[1], ci95[1])), method=method)
 
@@ -139,18 +139,18 @@ def difference(
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     gains, group, cell = _columns(b - a, groups, cells)
-    gain, (variance, freedom) = _mean(gains, cell), _variance_of_gain(gains, group, cell)
+    gain, (variance, dof) = _mean(gains, cell), _variance_of_gain(gains, group, cell)
     error = math.sqrt(variance)
-    reach = error * float(stdtrit(freedom, 0.975))
+    reach = error * float(stdtrit(dof, 0.975))
     (drawn,) = cluster_bootstrap([gains], group, cell, samples, seed)
     return Difference(
         n=len(gains),
         value=gain,
         ci95=drawn or (max(-1.0, gain - reach), min(1.0, gain + reach)),
-        method="cluster_bootstrap" if drawn else "agresti_min" if math.isinf(freedom) else "cluster_t",
+        method="cluster_bootstrap" if drawn else "agresti_min" if math.isinf(dof) else "cluster_t",
         a=_mean(a, cell),
         b=_mean(b, cell),
-        p=float(2 * stdtr(freedom, -abs(gain) / error)),
+        p=float(2 * stdtr(dof, -abs(gain) / error)),
     )
 
 
@@ -198,7 +198,7 @@ def holm(p: Sequence[float]) -> list[float]:
     return list(map(float, adjusted[order.argsort()]))
 
 
-def smallest_difference(a: Values, b: Values, groups: Names, alpha: float = 0.05, power: float = 0.8) -> float | None:
+def min_detectable_effect(a: Values, b: Values, groups: Names, alpha: float = 0.05, power: float = 0.8) -> float | None:
     """Return the smallest true difference between two runs that is detectable with these items, or `None`.
 
     McNemar's test needs n = (t_alpha sqrt(psi) + t_beta sqrt(psi - d^2))^2 / d^2 pairs to find a difference d with
@@ -206,9 +206,9 @@ def smallest_difference(a: Values, b: Values, groups: Names, alpha: float = 0.05
     by the design effect of question groups, and with Student's t by the number of groups.
     """
     gains, group, cell = _columns(np.asarray(b, float) - np.asarray(a, float), groups)
-    variance, freedom = _variance_of_gain(gains, group, cell)
+    variance, dof = _variance_of_gain(gains, group, cell)
     n = len(gains) * _variance_of_items(gains) / variance
-    t_alpha, t_beta = (float(stdtrit(freedom, share)) for share in (1 - alpha / 2, power))
+    t_alpha, t_beta = (float(stdtrit(dof, share)) for share in (1 - alpha / 2, power))
     room = n + t_beta**2 - t_alpha**2
     if room < 0:
         return None
@@ -294,7 +294,7 @@ def _calibration_interval(gaps: Floats, bins: Codes, group: Codes, samples: int,
 
 
 def _jackknife(values: Floats, group: Codes, cell: Codes) -> tuple[float, float]:
-    """Return the jackknife variance over groups of a mean over cells, and its degrees of freedom."""
+    """Return the jackknife variance over groups of a mean over cells, and its degrees of dof."""
     groups = int(group.max()) + 1
     if groups == 1:  # items count as independent; Student's t is the normal distribution
         return 0.0, math.inf
@@ -309,12 +309,12 @@ def _jackknife(values: Floats, group: Codes, cell: Codes) -> tuple[float, float]
 
 
 def _variance_of_gain(gains: Floats, group: Codes, cell: Codes) -> tuple[float, float]:
-    """Return the variance of the mean gain (the greater of groups' and independent items') and degrees of freedom."""
-    variance, freedom = _jackknife(gains, group, cell)
+    """Return the variance of the mean gain (the greater of groups' and independent items') and degrees of dof."""
+    variance, dof = _jackknife(gains, group, cell)
     # Kish's design effect: items of small cells weigh more in a mean over cells; 1 where there is a single one.
     sizes = np.bincount(cell)
     weighting = len(gains) / len(sizes) ** 2 * float((1 / sizes).sum())
-    return max(variance, weighting * _variance_of_items(gains)), freedom
+    return max(variance, weighting * _variance_of_items(gains)), dof
 
 
 def _variance_of_items(gains: Floats) -> float:

@@ -13,6 +13,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from pandas import DataFrame
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import SampleSection, TaskSection
@@ -21,10 +22,10 @@ from think_as_locals.data.sources.blend import short_answers
 from think_as_locals.data.splits import choose
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import query_with_journal
+from think_as_locals.evaluation.judgements import with_cultures
 from think_as_locals.evaluation.sampling import Sampler, advance, load_policy
-from think_as_locals.evaluation.scored import with_cultures
 from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
-from think_as_locals.evaluation.tables import Cell, Table, figure
+from think_as_locals.evaluation.tables import figure
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
 from think_as_locals.reward_models.load import load_reward_model
@@ -223,10 +224,12 @@ def summary(
     return {"task": section.task, "num_candidates": section.num_candidates, **found}
 
 
-def candidates_table(found: Mapping[str, Any]) -> Table:
+def candidates_table(found: Mapping[str, Any]) -> DataFrame:
     """Return a summary as a table."""
-    rows: list[list[Cell]] = []
-    for name, part in [*found["by_culture"].items(), ("all", found)]:
-        rows.append([name, *(figure(part[key], "quality", ".3f", 1, show_n=True) for key in ("mean", "best"))])
-    best = f"best of {found['num_candidates']}"
-    return Table(["culture", "mean quality", best], rows, sections=[len(rows) - 1])
+    headings = {"mean": "mean quality", "best": f"best of {found['num_candidates']}"}
+    rows = [
+        {"culture": name}
+        | {text: figure(part[key], "quality", ".3f", 1, show_n=True) for key, text in headings.items()}
+        for name, part in [*found["by_culture"].items(), ("all", found)]
+    ]
+    return DataFrame(rows)

@@ -7,7 +7,6 @@ torch. Standard errors are inspect's, by question group; `tal` has baselines, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 from inspect_ai import Task, task
@@ -69,7 +68,7 @@ def carb(
         metadata |= {name: BREAKDOWNS[name](item) for name in ("culture", "domain", "language", "cell")}
         messages = _chat(render_presented(item, presented.responses, prompt, CHAT_TOKENS))
         samples.append(Sample(id=item.id, input=messages, target=LABELS[presented.best], metadata=metadata))
-    scorers = [correct(), verdict_only(), parse_failure()]
+    scorers = [correct(), in_format(), parse_failure()]
     return Task(dataset=MemoryDataset(samples, name=data), solver=generate(), scorer=scorers)
 
 
@@ -98,31 +97,33 @@ _BY_CELL = [
 @scoring.scorer(metrics=_BY_CELL)
 def correct() -> Scorer:
     """Score 1 if the verdict is the best response, else 0; `macro` is the mean over cells of culture and domain."""
-    return _right_by(lambda judgement: judgement.verdict)
 
-
-@scoring.scorer(metrics=_BY_CELL)
-def verdict_only() -> Scorer:
-    """Score 1 if the last well-formed verdict tag names the best response, whatever other rules are broken."""
-    return _right_by(lambda judgement: judgement.verdict_only)
-
-
-def _right_by(verdict_of: Callable[[Judgement], int | None]) -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
         judgement = _judgement(state)
-        label = None if (verdict := verdict_of(judgement)) is None else LABELS[verdict]
-        return Score(value=float(label == target.text), answer=label, explanation=judgement.completion)
+        return Score(
+            value=float(judgement.label == target.text), answer=judgement.label, explanation=judgement.completion
+        )
+
+    return score
+
+
+@scoring.scorer(metrics=[accuracy(), stderr(cluster="group")])
+def in_format() -> Scorer:
+    """Score 1 if the completion keeps all rules of the format; `answer` names those that it breaks."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        issues = _judgement(state).issues
+        return Score(value=float(not issues), answer=", ".join(issues))
 
     return score
 
 
 @scoring.scorer(metrics=[accuracy(), stderr(cluster="group")])
 def parse_failure() -> Scorer:
-    """Score 1 if no verdict can be parsed; `answer` names the rules of the format that the completion breaks."""
+    """Score 1 if the completion has no verdict that counts."""
 
     async def score(state: TaskState, target: Target) -> Score:
-        issues = _judgement(state).issues
-        return Score(value=float(bool(issues)), answer=", ".join(issues))
+        return Score(value=float(_judgement(state).verdict is None))
 
     return score
 

@@ -22,15 +22,22 @@ RULES: Mapping[str, str] = {
     "rubric_once": "there has to be one <rubric>...</rubric>",
     "analysis_once": "there has to be one <analysis>...</analysis>",
     "verdict_once": "there has to be one <verdict>...</verdict>",
-    "order": "rubric, analysis, verdict, with nothing but white space around them",
+    "order": "rubric, analysis, verdict, and nothing behind the verdict",
+    "criterion": "a rubric has at least one line `- weight | name | description`",
+    "verdict_label": "the verdict has to be one of the labels on offer",
+    "outside": "nothing but white space stands before and between the sections",
     "criterion_lines": "every line of the rubric has to be `- weight | name | description`",
     "criterion_count": f"a rubric has {MIN_CRITERIA} to {MAX_CRITERIA} criteria",
     "criterion_weights": f"weights are positive integers that sum to {WEIGHT_TOTAL}",
     "criterion_names": "names of criteria are distinct",
     "analysis_text": "the analysis must not be blank",
-    "verdict_label": "the verdict has to be one of the labels on offer",
 }
 """The rules of the grammar by name; `Judgement.issues` lists those that a completion breaks."""
+
+VOIDING = frozenset(
+    ("finished", "rubric_once", "analysis_once", "verdict_once", "order", "criterion", "verdict_label", "rating")
+)
+"""The rules without which a verdict could be forged or is missing; the others are about quality, and it stands."""
 
 
 class UnknownPromptError(ThinkAsLocalsError, LookupError):
@@ -54,7 +61,7 @@ def forced_verdict(verdict: int, rubric: str = "") -> str:
 
 
 def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> Judgement:
-    """Parse a judge's completion in our grammar.
+    """Parse a judge's completion in our grammar; a leading `<think>...</think>` is not part of it.
 
     Args:
         text: The completion, without the tokenizer's special tokens.
@@ -63,7 +70,8 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
             quotation could end with the verdict of a response.
 
     Returns:
-        A Judgement whose `verdict` is the index of the chosen response as presented, or `None` if there are `issues`.
+        A Judgement whose `verdict` is the index of the chosen response as presented, or `None` if one of its `issues`
+        is in `VOIDING`.
 
     Raises:
         ValueError: `num_responses` is not from 2 to 8. The text itself never raises.
@@ -77,35 +85,27 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
     broken: set[str] = set()
     if finish_reason != "stop":
         broken.add("finished")
-    bodies = _sections(text, broken)
+    bodies = _sections(without_thinking(text), broken)
     rubric = _rubric(bodies["rubric"], broken)
     if not _visible(bodies["analysis"] or ""):
         broken.add("analysis_text")
-    label = bodies["verdict"]
-    if label is None or len(label) != 1 or label not in offered:
+    label = (bodies["verdict"] or "").strip()
+    if len(label) != 1 or label not in offered:
         broken.add("verdict_label")
     return Judgement(
-        verdict=None if broken or label is None else LABELS.index(label),
+        verdict=None if broken & VOIDING else LABELS.index(label),
         rubric=rubric,
         analysis=bodies["analysis"],
         issues=tuple(rule for rule in RULES if rule in broken),
         completion=text,
-        verdict_only=last_marked(_VERDICT_TAG, text, num_responses),
     )
 
 
-_VERDICT_TAG = re.compile(rf"<verdict>\s*+([{LABELS}])\s*+</verdict>")
-
-
-def last_marked(mark: re.Pattern[str], text: str, num_responses: int) -> int | None:
-    """Return the index of the last label on offer in a well-formed mark; all other text is ignored.
-
-    This is the rule of verdict-only accuracy. Malformed marks (`<verdict>A or B</verdict>`, a tag cut off) are skipped.
-    """
-    label = None
-    for found in mark.finditer(text):
-        label = found[1] if found[1] in LABELS[:num_responses] else label
-    return None if label is None else LABELS.index(label)
+def without_thinking(text: str) -> str:
+    """Return a completion without the `<think>...</think>` at its beginning, in which models reason aloud."""
+    opening, _, rest = text.partition("<think>")
+    _, closing, after = rest.partition("</think>")
+    return after if closing and not opening.strip() else text
 
 
 def _labels(num_responses: int) -> str:
@@ -117,7 +117,7 @@ def _labels(num_responses: int) -> str:
 def _sections(text: str, broken: set[str]) -> dict[str, str | None]:
     """Return the body of each section that occurs exactly once; add rules for all others to `broken`."""
     bodies: dict[str, str | None] = {}
-    outside, end = [], 0
+    end = 0
     for name in SECTIONS:
         opening, closing = f"<{name}>", f"</{name}>"
         start, stop = text.find(opening), text.find(closing)
@@ -128,19 +128,20 @@ def _sections(text: str, broken: set[str]) -> dict[str, str | None]:
         bodies[name] = text[start + len(opening) : stop]
         if start < end:
             broken.add("order")
-        else:
-            outside.append(text[end:start])
+        elif text[end:start].strip():
+            broken.add("outside")
         end = max(end, stop + len(closing))
-    outside.append(text[end:])
-    if any(part.strip() for part in outside):
+    if text[end:].strip():
         broken.add("order")
     return bodies
 
 
 def _rubric(body: str | None, broken: set[str]) -> Rubric | None:
-    """Return the criteria of a rubric, or `None` if a line cannot be parsed."""
+    """Return the criteria of a rubric that can be parsed, or `None` without any."""
     lines = [line for line in (body or "").split("\n") if line.strip()]
     criteria = tuple(criterion for line in lines if (criterion := _criterion(line)))
+    if not criteria:
+        broken.add("criterion")
     if not lines or len(criteria) != len(lines):
         broken.add("criterion_lines")
     if not MIN_CRITERIA <= len(criteria) <= MAX_CRITERIA:
@@ -149,7 +150,7 @@ def _rubric(body: str | None, broken: set[str]) -> Rubric | None:
         broken.add("criterion_weights")
     if not criteria or len({_visible(c.name).casefold() for c in criteria}) != len(criteria):
         broken.add("criterion_names")
-    return Rubric(criteria) if criteria and len(criteria) == len(lines) else None
+    return Rubric(criteria) if criteria else None
 
 
 def _criterion(line: str) -> Criterion | None:
@@ -206,7 +207,6 @@ class Brackets(Format):
     label_opening = "[["
     reserved_marks = tuple(f"[[{label}]]" for label in LABELS)
     rules = ("finished", "verdict_label")
-    _mark = re.compile(rf"\[\[([{LABELS}])\]\]")
 
     def read(
         self, text: str, num_responses: int, finish_reason: str | None, convention: Convention = "strict"
@@ -215,7 +215,7 @@ class Brackets(Format):
         if convention == "rewardbench2":
             label, issues = next((label for label in offered if f"[[{label}]]" in text), None), []
         else:
-            label, issues = self._label(text), [] if finish_reason == "stop" else ["finished"]
+            label, issues = self._label(without_thinking(text)), [] if finish_reason == "stop" else ["finished"]
         if label is None or label not in offered:
             issues.append("verdict_label")
         return Judgement(
@@ -224,7 +224,6 @@ class Brackets(Format):
             analysis=None,
             issues=tuple(issues),
             completion=text,
-            verdict_only=last_marked(self._mark, text, num_responses),
         )
 
     def write(self, rubric: Rubric, analysis: str, verdict: int) -> str:
@@ -243,7 +242,6 @@ class AnswerTag(Brackets):
     """RM-R1's verdict: `<answer>[[B]]</answer>` at the end."""
 
     reserved_marks = ("<answer>", "</answer>", *Brackets.reserved_marks)
-    _mark = re.compile(rf"<answer>\s*+\[\[([{LABELS}])\]\]\s*+</answer>")
 
     def write(self, rubric: Rubric, analysis: str, verdict: int) -> str:
         lines = [f"- {c.weight}% {c.name}: {c.description}" for c in rubric.criteria]

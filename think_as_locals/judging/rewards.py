@@ -169,7 +169,7 @@ def score(
     if judgement.order is not None:
         presented = reorder_responses(item, judgement.order)
         verdict = None if judgement.verdict is None else judgement.order.index(judgement.verdict)
-        judgement = replace(judgement, verdict=verdict, verdict_only=None, order=None)
+        judgement = replace(judgement, verdict=verdict, order=None)
     for name in (names := list(components)):
         if name not in COMPONENTS:
             raise UnknownRewardError(f"no reward component {name!r}; available: {', '.join(COMPONENTS)}")

@@ -7,11 +7,11 @@ that cannot be parsed is -1 (arXiv 2506.01937, its code). A tie of k responses, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 from think_as_locals.judging import prompt_format, reorder_responses
-from think_as_locals.judging.formats import Format
+from think_as_locals.judging.formats import VOIDING, Format
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.reward_models.reward_model import Request, ScoredItem, favourite, tie_credit
 from think_as_locals.types import LABELS, MAX_ORDERS, ConfigError, Convention, Item, Judgement, ProtocolKind
@@ -62,21 +62,6 @@ class JudgingProtocol:
     def predictions(self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int) -> list[ScoredItem]:
         """Combine the judgements of all `requests(item, seed)` into predictions: listwise one for each order, else one.
 
-        Each has the credit of the verdicts, and the credit of the last verdict tags.
-        """
-        tagged = [
-            judged if judged.verdict_only is None else replace(judged, verdict=judged.verdict_only, issues=())
-            for judged in judgements
-        ]
-        order = () if self.kind == "listwise" else shuffled_order(requests[0].item.responses, seed)
-        both = (self._predictions(requests, each, order) for each in (judgements, tagged))
-        return [replace(scored, tagged_credit=lenient.credit) for scored, lenient in zip(*both, strict=True)]
-
-    def _predictions(
-        self, requests: Sequence[Request], judgements: Sequence[Judgement], order: Sequence[int]
-    ) -> list[ScoredItem]:
-        """Combine judgements into predictions, as `predictions` says; a single one has its responses in this order.
-
         A single prediction has `scores`: ratings, or shares of comparisons won (pairwise: of the others against the
         best response, which has 1/2). It has a verdict if everything could be parsed; else the credit of its scores, or
         none (strict, not pairwise). A comparison that cannot be parsed is won by half (pairwise and strict: lost by the
@@ -94,6 +79,7 @@ class JudgingProtocol:
                 for request, judged in zip(requests, judgements, strict=True)
             ]
         item = requests[0].item
+        order = shuffled_order(item.responses, seed)
         presented = reorder_responses(item, order)
         slots = [[order.index(i) for i in request.order] for request in requests]
         scores: tuple[float, ...] | None
@@ -108,7 +94,7 @@ class JudgingProtocol:
         if scores is not None and (self.convention == "rewardbench2" or self.kind == "pairwise"):
             credit = tie_credit(scores, presented.best)  # parse failures are in the scores already
         judgement = Judgement(
-            verdict=None if scores is None or issues else favourite(scores),
+            verdict=None if scores is None or VOIDING.intersection(issues) else favourite(scores),
             rubric=None,
             analysis=None,
             issues=issues,
@@ -142,7 +128,7 @@ ROUND_ROBIN = JudgingProtocol(kind="round_robin", orders=2, convention="strict")
 def _summary(slots: Sequence[int], judgement: Judgement) -> str:
     """Return one of several completions under a line with its labels and its outcome."""
     labels = [LABELS[slot] for slot in slots]
-    if judgement.issues:
+    if VOIDING.intersection(judgement.issues):
         outcome = f"parse failure: {', '.join(judgement.issues)}"
     elif judgement.verdict is None:
         outcome = f"rated {judgement.rating:g}"

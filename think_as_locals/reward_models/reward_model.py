@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from think_as_locals.judging.formats import VOIDING
 from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError, first_of
 
 Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
@@ -154,7 +155,6 @@ class ScoredItem:
     scores: tuple[float, ...] | None = None  # of the responses as presented
     margin: float | None = None  # log-odds that its choice is the best response
     parse_failure_credit: float = 0.0  # without a parsed verdict: 1/N in RewardBench 2's convention
-    tagged_credit: float | None = None  # of the last verdict tag of each completion; None where none is read
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -164,15 +164,13 @@ class ScoredItem:
     @property
     def answer(self) -> Judgement:
         """The judgement with its verdict in the item's own order."""
-        verdict, last = (
-            None if i is None else self.order[i] for i in (self.judgement.verdict, self.judgement.verdict_only)
-        )
-        return replace(self.judgement, verdict=verdict, verdict_only=last, order=self.order)
+        verdict = None if self.judgement.verdict is None else self.order[self.judgement.verdict]
+        return replace(self.judgement, verdict=verdict, order=self.order)
 
     @property
     def parse_failure(self) -> bool:
         """Whether the verdict could not be parsed; a tie, or an item that is too long, is not a parse failure."""
-        return self.judgement.verdict is None and bool(self.judgement.issues) and not self.too_long
+        return self.judgement.verdict is None and not VOIDING.isdisjoint(self.judgement.issues)
 
     @property
     def too_long(self) -> bool:
@@ -189,28 +187,22 @@ class ScoredItem:
         return float(self.judgement.verdict == self.presented.best)
 
     @property
-    def verdict_only_credit(self) -> float:
-        """The credit by the last well-formed verdict tag, whatever other rules of the format are broken."""
-        return self.credit if self.tagged_credit is None else self.tagged_credit
-
-    @property
     def correct(self) -> bool:
         """Whether the verdict is the best response: not for a parse failure or a tie."""
         return self.judgement.verdict == self.presented.best
 
     def judgement_row(self) -> dict[str, Any]:
         """Return its part of a row of a table of judgements; `verdict` and `scores` are in the item's own order."""
-        order, scores, verdict, credit = self.order, self.scores, self.judgement.verdict, self.credit
+        order, scores, verdict = self.order, self.scores, self.judgement.verdict
         return {
             "verdict": None if verdict is None else order[verdict],
             "label": None if verdict is None else LABELS[verdict],
-            "order": list(order),
+            "order": order,
             "correct": self.correct,
-            "credit": credit,
-            "verdict_only_credit": credit if self.tagged_credit is None else self.tagged_credit,
+            "credit": self.credit,
             "scores": None if scores is None else [scores[order.index(i)] for i in range(len(scores))],
             "margin": self.margin,
-            "issues": list(self.judgement.issues),
+            "issues": self.judgement.issues,
             "completion": self.judgement.completion,
         }
 

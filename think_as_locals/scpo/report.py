@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from pandas import DataFrame
 from rich.console import RenderableType
 
 from think_as_locals.config.schema import ScpoConfig
-from think_as_locals.evaluation.pages import Axis, axis, read_settings, templates
-from think_as_locals.evaluation.tables import Cell, Figure, Named, Table, escape_markdown, figure
+from think_as_locals.evaluation import tables
+from think_as_locals.evaluation.pages import BLUE, GREY, draw, read_settings, styled, svg, templates
+from think_as_locals.evaluation.tables import escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.scpo.results import GLOBAL, MAX_LOSS, HeldOutSet, Scores, VariantResult, summarise
+from think_as_locals.scpo.results import GLOBAL, MAX_ACCURACY_DROP, HeldOutSet, Scores, VariantResult, summarise
 
 VARIANT_NAMES = {
     GLOBAL: "global RM",
@@ -71,32 +74,52 @@ def write_report(
         "left_out": held_out.left_out,
         "resampled": "questions of the survey" if held_out.questions else "people",
         "minority_share": len(held_out.minority) / len(held_out.items),
-        "max_loss": MAX_LOSS,
+        "max_accuracy_drop": MAX_ACCURACY_DROP,
         **summarise(held_out, global_scores, results),
     }
     write_json(run.steering, summary)
-    tables = _tables(summary)
-    write_text(run.steering.with_suffix(".md"), _markdown(summary, tables))
-    template = templates(Path(__file__).parent).get_template("steering.html.jinja")
-    about = {"run": config.run.name, "settings": read_settings(folder)}
-    write_text(run.report, template.render(found=summary, tables=tables, names=VARIANT_NAMES, **about))
+    found = _tables(summary)
+    write_text(run.steering.with_suffix(".md"), _markdown(summary, found))
+    whole = [row for row in summary["means"] if row["num_pairs"] is None]
+    fewer = [row for row in summary["means"] if row["num_pairs"] is not None]
+    page = (
+        templates(Path(__file__).parent)
+        .get_template("steering.html.jinja")
+        .render(
+            run=config.run.name,
+            found=summary,
+            steered=(steered := _in_front(whole)),
+            name=VARIANT_NAMES[steered["variant"]],
+            countries=sorted({row["country"] for row in summary["rows"]}),
+            tables={title: tables.html(table, title) for title, table in found.items()},
+            gains=_gains_plot([row for row in summary["rows"] if _is(row, steered)]),
+            plane=_plane([row for row in whole if row["minority"]["n"]]),
+            efficiency=_efficiency([row for row in (*fewer, *whole) if row["variant"] in ("full", "scpo")])
+            if fewer
+            else "",
+            weights=_weights([row for row in whole if row["training"] and row["variant"] in ("weight", "scpo")]),
+            parts=_PAIRS,
+            settings=read_settings(folder),
+        )
+    )
+    write_text(run.report, page)
     return run.report
 
 
 def on_terminal(folder: Path) -> Iterator[RenderableType]:
     """Yield the tables of means and of trainings of a folder's `scpo.json` for a terminal."""
     summary = read_json(RunFolder(folder).steering)
-    tables = _tables(summary)
-    yield tables["means"].terminal(
+    found = _tables(summary)
+    shown = found["means"][[name for name in found["means"] if name not in ("others", "gain, others", "disagreed")]]
+    yield tables.on_terminal(
+        shown,
         f"SCPO on {summary['dataset']}: {summary['n']} test pairs",
-        f"Per cent with 95 % intervals over {summary['resampled']}; gains are over the global RM on the same pairs. "
-        "others: pairs of all other countries, judged by a country's model. disagreed: pairs with r+ < r-, which the "
-        "reference ranks the other way.",
+        f"Per cent with 95 % intervals over {summary['resampled']}; gains are over the global RM on the same pairs.",
     )
-    yield tables["training"].terminal()
+    yield tables.on_terminal(found["training"])
 
 
-def _markdown(summary: dict[str, Any], tables: dict[str, Table]) -> str:
+def _markdown(summary: dict[str, Any], found: Mapping[str, DataFrame]) -> str:
     countries = {row["country"] for row in summary["rows"]}
     explained = (
         f"Per cent with 95 % intervals over {summary['resampled']}; n = {summary['n']} test pairs of {len(countries)} "
@@ -105,118 +128,197 @@ def _markdown(summary: dict[str, Any], tables: dict[str, Table]) -> str:
         f"training and test pairs are left out. Mode: {summary['mode']['name']}."
     )
     improved = [
-        f"- {VARIANT_NAMES[variant]}: minority accuracy rises and overall accuracy falls by {100 * MAX_LOSS:.0f} "
-        f"points at most in {counts['helped']} of {counts['countries']} countries; in {counts['significantly']} of "
-        "these the interval of the rise excludes 0. Over-biased, with a rise for the minority and a fall on all pairs, "
+        f"- {VARIANT_NAMES[variant]}: minority accuracy rises and overall accuracy falls by "
+        f"{100 * MAX_ACCURACY_DROP:.0f} points at most in {counts['helped']} of {counts['countries']} countries; in "
+        f"{counts['significantly']} of these the interval of the rise excludes 0. Over-biased, with a rise for the "
+        "minority and a fall on all pairs, "
         f"in {counts['over_biased']}; in {counts['surely_over_biased']} of these the interval of the fall excludes 0."
         for variant, counts in summary["improved"].items()
     ]
     if others := figure(summary["others_distance"], "mean", ".3f", 1, show_n=True):
-        improved.append(f"- Distance of the mean of all other countries: {others.text()}.")
+        improved.append(f"- Distance of the mean of all other countries: {others}.")
     parts = [
         f"# SCPO on {escape_markdown(summary['dataset'])}",
         explained,
         *(f"- {sentence}" for sentence in summary["differences"]),
-        tables["means"].markdown(),
+        tables.markdown(found["means"]),
         *improved,
-        tables["training"].markdown(),
-        *(f"## {title.capitalize()}\n\n{tables[title].markdown()}" for title in ("gains", *_PAIRS.values())),
+        tables.markdown(found["training"]),
+        *(f"## {title.capitalize()}\n\n{tables.markdown(found[title])}" for title in ("gains", *_PAIRS.values())),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _tables(summary: dict[str, Any]) -> dict[str, Table]:
+def _in_front(whole: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the means of the variant that a report is about: SCPO's, or the first steered one's."""
+    return next((row for row in whole if row["variant"] == "scpo"), whole[1])
+
+
+def _is(row: Mapping[str, Any], steered: Mapping[str, Any]) -> bool:
+    return row["variant"] == steered["variant"] and row["num_pairs"] is None
+
+
+def _tables(summary: dict[str, Any]) -> dict[str, DataFrame]:
     """Return the tables of a run by name: `means`, `training`, `gains`, and one by country for each of `_PAIRS`."""
     means, rows = summary["means"], [row for row in summary["rows"] if row["num_pairs"] is None]
     whole = [row for row in means if row["num_pairs"] is None]
-    tables = {"means": _means(means), "training": _training(means[1:], summary["improved"])}
-    in_front = next((row["variant"] for row in whole if row["variant"] == "scpo"), whole[1]["variant"])
-    tables["gains"] = _gains([row for row in rows if row["variant"] == in_front])
-    headings = ["country", *(VARIANT_NAMES[row["variant"]] for row in whole)]
+    steered = [row for row in rows if _is(row, _in_front(whole))]
+    found = {"means": _means(means), "training": _training(means[1:], summary["improved"]), "gains": _gains(steered)}
     for part, title in _PAIRS.items():
-        by_country: dict[str, list[Cell]] = {}
+        by_country: dict[str, dict[str, str]] = {}
         for row in rows:
-            cells = by_country.setdefault(row["country"], [_country(row, f", n {row[part]['n']}")])
-            cells.append([found for found in (figure(row[part]), _gain(row, part)) if found] or "none")
-        tables[title] = Table(headings, list(by_country.values()))
-    return tables
+            cells = by_country.setdefault(row["country"], {"country": _country(row), "n": str(row[part]["n"])})
+            both = " ".join(filter(None, (figure(row[part]), _gain(row, part))))
+            cells[VARIANT_NAMES[row["variant"]]] = both or "none"
+        found[title] = DataFrame(by_country.values())
+    return found
 
 
-def _means(rows: Sequence[dict[str, Any]]) -> Table:
+def _means(rows: Sequence[dict[str, Any]]) -> DataFrame:
     parts = {"minority": "minority's view", "overall": "all pairs", "others": "others"}
-    headings = ["variant", *(name for heading in parts.values() for name in (heading, "gain")), "disagreed"]
-    distances = any(row["distance"]["n"] for row in rows)
-    headings += ["distance", "change"] if distances else []
-    cells: list[list[Cell]] = []
+    table = []
     for row in rows:
-        line: list[Cell] = [_variant(row)]
-        for part in parts:
-            line += [figure(row[part], show_n=True) or "none", _gain(row, part)]
-        line.append(figure(row["disagreed"], show_n=True) or "none")
-        if distances:
-            line += [figure(row["distance"], "mean", ".3f", 1, show_n=True), _gain(row, "distance", "+.3f", 1)]
-        cells.append(line)
-    return Table(headings, cells)
+        line = {"variant": _variant(row)}
+        for part, heading in parts.items():
+            line |= {heading: figure(row[part], show_n=True) or "none", f"gain, {heading}": _gain(row, part)}
+        line["disagreed"] = figure(row["disagreed"], show_n=True) or "none"
+        if row["distance"]["n"]:
+            line["distance"] = figure(row["distance"], "mean", ".3f", 1, show_n=True)
+            line["change"] = _gain(row, "distance", "+.3f", 1)
+        table.append(line)
+    return DataFrame(table).fillna("")
 
 
-def _training(rows: Sequence[dict[str, Any]], improved: dict[str, Any]) -> Table:
+def _training(rows: Sequence[dict[str, Any]], improved: dict[str, Any]) -> DataFrame:
     counted = {"helps in": "helped", "significantly": "significantly", "over-biased": "over_biased"}
-    headings = ["variant", *counted, "pairs of a country", "kept", "steps", "seeds"]
-    cells: list[list[Cell]] = []
+    table = []
     for row in rows:
         counts, training = improved.get(row["variant"]) if row["num_pairs"] is None else None, row["training"]
-        helps = [f"{counts[key]} of {counts['countries']}" if counts else "" for key in counted.values()]
-        sizes = [f"{training['pairs']:.0f}", f"{100 * training['kept']:.1f} %", f"{training['steps']:.0f}"]
-        deviations = [row["seeds"][part] for part in ("minority", "overall")]
-        spreads = ["–" if value is None else f"{100 * value:.1f}" for value in deviations]
-        cells.append([_variant(row), *helps, *sizes, str(row["seeds"]["n"]), *spreads])
-    return Table([*headings, "spread: minority", "spread: all pairs"], cells)
+        spreads = (row["seeds"][part] for part in ("minority", "overall"))
+        minority, overall = ("–" if value is None else f"{100 * value:.1f}" for value in spreads)
+        table.append(
+            {
+                "variant": _variant(row),
+                **{
+                    heading: f"{counts[key]} of {counts['countries']}" if counts else ""
+                    for heading, key in counted.items()
+                },
+                "pairs of a country": f"{training['pairs']:.0f}",
+                "kept": f"{100 * training['kept']:.1f} %",
+                "steps": f"{training['steps']:.0f}",
+                "seeds": str(row["seeds"]["n"]),
+                "spread: minority": minority,
+                "spread: all pairs": overall,
+            }
+        )
+    return DataFrame(table)
 
 
-def _gains(rows: Sequence[dict[str, Any]]) -> Table:
+def _gains(rows: Sequence[dict[str, Any]]) -> DataFrame:
     """Return the gains of one variant by country, the greatest for the minority first."""
-    known = [row[part]["gain"] for row in rows for part in _PAIRS if row[part]["n"]]
-    ends = [end for gain in known for end in gain["ci95"] or (gain["mean"],)]
-    scale = axis(min(0.0, *ends), max(0.0, *ends), 5, 155)
-    headings = ["country", "helps", *(heading for title in _PAIRS.values() for heading in (f"plot: {title}", title))]
-    cells: list[list[Cell]] = []
-    for row in sorted(rows, key=lambda r: -r["minority"]["gain"]["mean"] if r["minority"]["n"] else math.inf):
-        helps = {"no": "no", "yes": "yes", "significantly": "yes, significantly"}.get(row["helps"], "–")
-        line: list[Cell] = [_country(row), helps]
-        for part in _PAIRS:
-            plot = _strip(row[part]["gain"], scale) if row[part]["n"] else None
-            line += [plot, _gain(row, part, show_n=True) or "no such pairs"]
-        cells.append(line)
-    return Table(headings, cells)
+    helps = {"no": "no", "yes": "yes", "significantly": "yes, significantly"}
+    table = [
+        {"country": _country(row), "helps": helps.get(row["helps"], "–")}
+        | {title: _gain(row, part, show_n=True) or "no such pairs" for part, title in _PAIRS.items()}
+        for row in _by_gain(rows)
+    ]
+    return DataFrame(table)
 
 
-def _strip(gain: dict[str, Any], scale: Axis) -> Markup:
-    """Return the plot of a gain, on the same scale for a whole table; its style says whether it is a gain or a loss."""
-    low, high = gain["ci95"] or (gain["mean"], gain["mean"])
-    mark = "then" if low <= 0 <= high or not gain["ci95"] else "now" if low > 0 else "lost"
-    return Markup(  # noqa: S704 - figures
-        '<svg class="strip" viewBox="0 0 160 20" aria-hidden="true">'
-        '<line class="rule" x1="5" x2="155" y1="10" y2="10"/>'
-        f'<line class="chance" x1="{scale.at(0)}" x2="{scale.at(0)}" y1="2" y2="18"/>'
-        f'<line class="whisker {mark}" x1="{scale.at(low)}" x2="{scale.at(high)}" y1="10" y2="10"/>'
-        f'<circle class="dot {mark}" cx="{scale.at(gain["mean"])}" cy="10" r="3.5"/></svg>'
-    )
+def _by_gain(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda r: -r["minority"]["gain"]["mean"] if r["minority"]["n"] else math.inf)
 
 
-def _gain(
-    row: dict[str, Any], part: str, form: str = "+.1f", scale: float = 100, *, show_n: bool = False
-) -> Figure | None:
-    """Return the gain over the global RM, bold if its interval excludes 0."""
+def _gain(row: dict[str, Any], part: str, form: str = "+.1f", scale: float = 100, *, show_n: bool = False) -> str:
+    """Return the gain over the global RM; empty for that itself, and without such pairs."""
     if row["variant"] == GLOBAL or not row[part]["n"]:
-        return None
-    gain = row[part]["gain"]
-    sure = bool(gain["ci95"]) and not gain["ci95"][0] <= 0 <= gain["ci95"][1]
-    return figure(gain, "mean", form, scale, show_n=show_n, strong=sure)
+        return ""
+    return figure(row[part]["gain"], "mean", form, scale, show_n=show_n)
 
 
-def _variant(row: dict[str, Any]) -> Named:
-    return Named(VARIANT_NAMES[row["variant"]], note=f"{row['num_pairs']} pairs" if row["num_pairs"] else "")
+def _variant(row: dict[str, Any]) -> str:
+    name = VARIANT_NAMES[row["variant"]]
+    return f"{name}, {row['num_pairs']} pairs" if row["num_pairs"] else name
 
 
-def _country(row: dict[str, Any], note: str = "") -> Named:
-    return Named(culture_name(row["country"]), note=f"{row['country']}{note}")
+def _country(row: dict[str, Any]) -> str:
+    return f"{culture_name(row['country'])} ({row['country']})"
+
+
+@styled
+def _gains_plot(rows: Sequence[dict[str, Any]]) -> Markup:
+    """Return the gains of one variant by country, in points with their intervals: minority and all pairs."""
+    plot, (axes,) = draw(1.2 + 0.32 * len(rows))
+    for number, row in enumerate(reversed(_by_gain(rows))):
+        for part, color, offset in (("minority", BLUE, 0.12), ("overall", GREY, -0.12)):
+            if row[part]["n"]:
+                gain, height = row[part]["gain"], number + offset
+                label = _PAIRS[part] if number == 0 else None
+                axes.plot(100 * gain["mean"], height, "o", color=color, label=label)
+                axes.plot(
+                    [100 * end for end in gain["ci95"] or [gain["mean"]]],
+                    [height] * len(gain["ci95"] or [0]),
+                    color=color,
+                )
+    axes.axvline(0, color=GREY, linestyle="--")
+    axes.set_yticks(range(len(rows)), [culture_name(row["country"]) for row in reversed(_by_gain(rows))])
+    axes.set_xlabel("gain over the global RM, points")
+    axes.legend(loc="lower right")
+    return svg(plot)
+
+
+@styled
+def _plane(rows: Sequence[dict[str, Any]]) -> Markup:
+    """Return overall accuracy across and the minority's up: a point with its two intervals for each variant."""
+    if not rows:
+        return Markup()
+    plot, (axes,) = draw(4.5)
+    for row in rows:
+        x, y = (100 * row[part]["accuracy"] for part in ("overall", "minority"))
+        color = BLUE if row["variant"] == "scpo" else GREY
+        axes.plot([100 * end for end in row["overall"]["ci95"]], [y, y], color=color, alpha=0.5)
+        axes.plot([x, x], [100 * end for end in row["minority"]["ci95"]], color=color, alpha=0.5)
+        axes.plot(x, y, "o", color=color)
+        axes.annotate(VARIANT_NAMES[row["variant"]], (x, y), xytext=(6, 4), textcoords="offset points")
+    axes.set(xlabel="all pairs of that country, % right", ylabel="minority's view, % right")
+    return svg(plot)
+
+
+@styled
+def _efficiency(rows: Sequence[dict[str, Any]]) -> Markup:
+    """Return the minority's accuracy against the number of pairs of a country, a line for each variant."""
+    plot, (axes,) = draw(3.5)
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        line = sorted(
+            ((row["training"]["pairs"], row["minority"]) for row in rows if row["variant"] == variant),
+            key=itemgetter(0),
+        )
+        color = BLUE if variant == "scpo" else GREY
+        axes.plot(
+            [n for n, _ in line],
+            [100 * of["accuracy"] for _, of in line],
+            "o-",
+            color=color,
+            label=VARIANT_NAMES[variant],
+        )
+        for n, of in line:
+            axes.plot([n, n], [100 * end for end in of["ci95"]], color=color, alpha=0.5)
+    axes.set(xlabel="pairs of a country", ylabel="minority's view, % right")
+    axes.legend()
+    return svg(plot)
+
+
+@styled
+def _weights(rows: Sequence[dict[str, Any]]) -> Markup:
+    """Return how many training pairs have which weight, a plot for each variant."""
+    if not rows:
+        return Markup()
+    plot, axes = draw(1.8 * len(rows), len(rows))
+    for each, row in zip(axes, rows, strict=True):
+        counts = row["training"]["weights"]
+        each.bar([(i + 0.5) / len(counts) for i in range(len(counts))], counts, 0.9 / len(counts), color=BLUE)
+        each.set_title(
+            f"{VARIANT_NAMES[row['variant']]}: {sum(counts):,} training pairs", loc="left", fontsize="medium"
+        )
+    axes[-1].set_xlabel("weight of a pair")
+    return svg(plot)

@@ -118,7 +118,7 @@ def js_distance(p: Sequence[float], q: Sequence[float]) -> float:
 
 
 GLOBAL = "global"  # the global reward model among the variants
-MAX_LOSS = 0.02  # how much overall accuracy may fall for a variant to count as helping
+MAX_ACCURACY_DROP = 0.02  # how much overall accuracy may fall for a variant to count as helping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +222,8 @@ def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[Var
 def _effect(row: dict[str, Any]) -> tuple[str | None, str | None]:
     """Return whether a variant helps and whether it is over-biased, where minority accuracy rises.
 
-    It helps if overall accuracy falls by at most `MAX_LOSS`, `significantly` if the interval of the rise excludes 0; it
-    is over-biased if overall accuracy falls, `surely` if that interval excludes 0.
+    It helps if overall accuracy falls by at most `MAX_ACCURACY_DROP`, `significantly` if the interval of the rise
+    excludes 0; it is over-biased if overall accuracy falls, `surely` if that interval excludes 0.
     """
     if row["variant"] == GLOBAL or not row["minority"]["n"]:
         return None, None
@@ -232,7 +232,7 @@ def _effect(row: dict[str, Any]) -> tuple[str | None, str | None]:
         return "no", "no"
     helps = "significantly" if minority["ci95"] and minority["ci95"][0] > 0 else "yes"
     over_biased = "surely" if overall["ci95"] and overall["ci95"][1] < 0 else "yes"
-    return helps if overall["mean"] >= -MAX_LOSS else "no", over_biased if overall["mean"] < 0 else "no"
+    return helps if overall["mean"] >= -MAX_ACCURACY_DROP else "no", over_biased if overall["mean"] < 0 else "no"
 
 
 Credits = Mapping[str, float]

@@ -30,7 +30,7 @@ from think_as_locals.config.schema import GlobalRMSection, LoraSection, ScpoConf
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat, packing
 from think_as_locals.evaluation.journal import by_response
-from think_as_locals.evaluation.scored import grouped
+from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.judging.prompt import break_tokens
 from think_as_locals.reward_models.scalar import ScalarRM, TokenRow, padded_batch, until_scored, unused_end
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes

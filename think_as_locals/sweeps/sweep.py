@@ -9,13 +9,14 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal
 
+from pandas import DataFrame
 from rich.console import Console
 
 from think_as_locals.config.compose import compose_recipe
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.scored import Judgements, grouped, read_scored
+from think_as_locals.evaluation.judgements import Judgements, grouped
 from think_as_locals.evaluation.statistics import paired
-from think_as_locals.evaluation.tables import Cell, Figure, Table, escape_markdown, figure
+from think_as_locals.evaluation.tables import escape_markdown, figure, markdown, on_terminal, p_value
 from think_as_locals.machine.doctor import packages
 from think_as_locals.runtime.files import check_writable, read_json, write_json, write_text
 from think_as_locals.runtime.output import progress_console
@@ -94,7 +95,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
         metric, rows = read_job_results(folder, this.combinations, bool(received))
         print_results(console, folder, metric, rows)
         if space.variants:
-            console.print(write_variants(folder, possible).terminal("variants", _VARIANTS))
+            console.print(on_terminal(write_variants(folder, possible), "variants", _VARIANTS))
             console.print(f"table {RunFolder(folder).variants.with_suffix('.md')}", soft_wrap=True)
         if any(row.state == "failed" for row in rows):
             check_writable(folder)  # on a full disk, jobs cannot write why they failed
@@ -106,7 +107,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
 def print_results(console: Console, folder: Path, metric: Metric, rows: Sequence[JobResult]) -> None:
     """Write and print the table of the jobs, and the logs of failed ones."""
     table, caption = write_summary(folder, metric, rows)
-    console.print(table.terminal(folder.name, caption))
+    console.print(on_terminal(table, folder.name, caption))
     for row in rows:
         if row.state == "failed":
             console.print(f"failed: {' '.join(row.combination) or row.name}: {folder / row.log}", soft_wrap=True)
@@ -168,9 +169,9 @@ class Metric:
     flips: bool  # on complete flip sets, where a judge that ignores the culture is at chance
 
     def of(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Return both accuracies, interval, n and step, and whether the judge was trained on some of the items."""
+        """Return accuracy, interval, n and step, and whether the judge was trained on some of the items."""
         part = summary["flips"] if self.flips else summary
-        found = {key: part[key] for key in ("accuracy", "ci95", "n", "verdict_only")}
+        found = {key: part[key] for key in ("accuracy", "ci95", "n")}
         return {**found, "step": summary["step"], "trained_on": bool(carb.trained_on_note(summary))}
 
 
@@ -209,42 +210,35 @@ def read_job_results(
     return metric, rows
 
 
-def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tuple[Table, str]:
+def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tuple[DataFrame, str]:
     """Write `sweep.json` and `sweep.md` into a sweep's folder; return the table for a terminal, and its caption."""
     jobs = [asdict(row) for row in rows]
     files = RunFolder(sweep)
     write_json(files.sweep, {"sweep": sweep.name, "metric": asdict(metric), "jobs": jobs})
     items = f"{metric.set} items{' of whole flip sets' if metric.flips else ''}"
     caption = f"Accuracy on {items} after the last step, with n and 95 % intervals by question group; best first. "
-    caption += "Verdict-only: by the last verdict tag, whatever the format."
     if any(found and found["trained_on"] for row in rows for found in (row.evaluated, row.test)):
         caption += " † The judge was trained on some of these items."
-    headings = ["job", "accuracy, %", "verdict-only, %", "test accuracy, %", "test verdict-only, %", "step", "ended"]
-    cells = [_cells(row) for row in rows]
-    with_logs = Table([*headings, "log"], [[*c, r.log] for c, r in zip(cells, rows, strict=True)])
-    text = f"# {escape_markdown(sweep.name)}\n\n{caption}\n\n{with_logs.markdown()}\n"
-    write_text(files.sweep.with_suffix(".md"), text)
-    return Table(headings, cells), caption
+    table = DataFrame([_cells(row) for row in rows]).fillna("")
+    with_logs = markdown(table.assign(log=[row.log for row in rows]))
+    write_text(files.sweep.with_suffix(".md"), f"# {escape_markdown(sweep.name)}\n\n{caption}\n\n{with_logs}\n")
+    return table, caption
 
 
-def _cells(row: JobResult) -> list[Cell]:
-    name = " ".join(row.combination) or row.name
+def _cells(row: JobResult) -> dict[str, str]:
+    cells = {"job": " ".join(row.combination) or row.name}
+    for heading, found in (("accuracy, %", row.evaluated), ("test accuracy, %", row.test)):
+        cells[heading] = f"{figure(found, show_n=True)}{' †' * found['trained_on']}" if found else ""
+    cells["step"] = str(row.evaluated["step"]) if row.evaluated else ""
     ended = f"failed, status {row.status or 'unknown'}" if row.state == "failed" else row.state
-    if row.evaluated is None or row.test is None:
-        return [name, *[None] * 5, ended]
-    figures = list[Cell]()
-    for found in (row.evaluated, row.test):
-        mark = "†" if found["trained_on"] else ""
-        figures += [figure(found, show_n=True, label=mark), figure(found["verdict_only"])]
-    return [name, *figures, str(row.evaluated["step"]), ended]
+    return {**cells, "ended": ended}
 
 
 # --- Variants, each compared with the model before training and with the first one, item by item ---
 
 _VARIANTS = (
     "Per cent on the same test items, with 95 % intervals by question group; base: the model before GRPO. Differences "
-    "are paired by item, in points; p by question group, Holm over the column. Verdict-only: by the last verdict tag, "
-    "whatever the format."
+    "are paired by item, in points; p by question group, Holm over the column."
 )
 
 
@@ -259,7 +253,7 @@ class EvaluatedVariant:
     first: EvaluatedVariant | None = None  # the first variant
 
 
-def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
+def write_variants(sweep: Path, jobs: Sequence[Job]) -> DataFrame:
     """Write `variants.json` and `variants.md` about the evaluated jobs, and return their table."""
     # Compared are jobs that differ in their variant alone, and not in the seed, say.
     parts = grouped(jobs, lambda job: job.combination[1:]).values()
@@ -271,7 +265,7 @@ def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
             "variants": [
                 {
                     "name": m.name,
-                    **{key: m.summary[key] for key in ("step", "n", "accuracy", "ci95", "verdict_only", "flips")},
+                    **{key: m.summary[key] for key in ("step", "n", "accuracy", "ci95", "in_format", "flips")},
                     "parse_failure": m.summary["parse_failure"],
                     **{f"against_{kind}": found.get(m.name) for kind, found in gains.items()},
                 }
@@ -279,22 +273,24 @@ def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
             ]
         },
     )
-    rows: list[list[Cell]] = [
-        [
-            m.name,
-            figure(m.summary),
-            figure(m.summary["verdict_only"]),
-            figure(m.summary["flips"]),
-            Figure(100 * m.summary["parse_failure"], strong=False),
-            *chain.from_iterable(_gain_cells(found.get(m.name)) for found in gains.values()),
-            str(m.summary["n"]),
-            str(m.summary["step"]),
-        ]
+    rows = [
+        {
+            "variant": m.name,
+            "accuracy, %": figure(m.summary),
+            "flip sets, %": figure(m.summary["flips"]),
+            "in format, %": figure(m.summary["in_format"], "share"),
+            "parse failures, %": f"{100 * m.summary['parse_failure']:.1f}",
+            "against base": figure(gains["base"].get(m.name, {}), "difference", "+.1f"),
+            "p": p_value(gains["base"].get(m.name, {}).get("p_holm")),
+            "against the first": figure(gains["first"].get(m.name, {}), "difference", "+.1f"),
+            "p, first": p_value(gains["first"].get(m.name, {}).get("p_holm")),
+            "n": str(m.summary["n"]),
+            "step": str(m.summary["step"]),
+        }
         for m in evaluated
     ]
-    headings = ["variant", "accuracy, %", "verdict-only, %", "flip sets, %", "parse failures, %"]
-    table = Table([*headings, "against base", "p", "against the first", "p", "n", "step"], rows)
-    write_text(file.with_suffix(".md"), f"# Variants\n\n{_VARIANTS}\n\n{table.markdown()}\n")
+    table = DataFrame(rows)
+    write_text(file.with_suffix(".md"), f"# Variants\n\n{_VARIANTS}\n\n{markdown(table)}\n")
     return table
 
 
@@ -308,10 +304,9 @@ def _evaluated_variants(sweep: Path, jobs: Sequence[Job]) -> list[EvaluatedVaria
         name = " ".join([variant.removeprefix(VARIANT), *rest])
         base = None
         if 0 in steps:
-            config = job.config  # what the base depends on: demonstrations name criteria for rubric_quality
-            named = "rubric_quality" in config.reward.weighted()
+            config = job.config
             length = config.grpo.max_completion_length
-            setup = repr((config.data, config.model, config.prompt, config.sft, length, named))
+            setup = repr((config.data, config.model, config.prompt, config.sft, length))
             base = bases.setdefault(setup, EvaluatedVariant(f"base of {name}", *_read(steps[0], known)))
         if steps and (last := max(steps)):
             found.append(EvaluatedVariant(name, *_read(steps[last], known), base, found[0] if found else None))
@@ -319,7 +314,7 @@ def _evaluated_variants(sweep: Path, jobs: Sequence[Job]) -> list[EvaluatedVaria
 
 
 def _read(path: Path, known: dict[str, Item]) -> tuple[dict[str, Any], Judgements]:
-    return carb.read(path), Judgements(read_scored(path.with_suffix(".parquet"), known))
+    return carb.read(path), Judgements.read(path.with_suffix(".parquet"), known)
 
 
 def _gains(evaluated: Sequence[EvaluatedVariant], kind: str) -> dict[str, dict[str, Any]]:
@@ -331,9 +326,3 @@ def _gains(evaluated: Sequence[EvaluatedVariant], kind: str) -> dict[str, dict[s
             pairs[m.name] = other.judged.by_item("credit"), m.judged.by_item("credit"), m.judged.group
     found = zip(pairs, paired(list(pairs.values())), strict=True)
     return {name: {**gain.as_dict(), "p_holm": p} for name, (gain, p) in found}
-
-
-def _gain_cells(gain: dict[str, Any] | None) -> list[Cell]:
-    if gain is None:
-        return [None, None]
-    return [figure(gain, "difference", "+.1f"), Figure(gain["p_holm"], form="p", strong=False)]

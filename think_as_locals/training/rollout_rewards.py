@@ -109,9 +109,8 @@ class Rewards:
             row |= {"source": example["source"], "correct": right}
         self._rows += table
         log("parse_failure", sum(verdict is None for verdict, _ in verdicts) / len(verdicts))
-        tagged = [j.verdict_only == i.best for j, i in zip(judgements, items, strict=True)]
-        log("correct/strict", sum(right for _, right in verdicts) / len(verdicts))
-        log("correct/verdict_only", sum(tagged) / len(tagged))
+        log("correct", sum(right for _, right in verdicts) / len(verdicts))
+        log("in_format", sum(not judgement.issues for judgement in judgements) / len(judgements))
         self._log_verdicts(all_verdicts, log)
         self._log_sources(table, log)
         log("reward_faults", self.guard.check_failures(table, step + 1))

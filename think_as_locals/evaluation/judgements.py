@@ -1,0 +1,182 @@
+"""The judgements of a reward model as a table: written, read, and reduced to the credit of each item."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import pandas as pd
+
+from think_as_locals.data import flip_sets
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracy, codes, difference
+from think_as_locals.judging import reorder_responses
+from think_as_locals.judging.formats import VOIDING
+from think_as_locals.reward_models.reward_model import TOO_LONG, ScoredItem
+from think_as_locals.types import ITEM_FIELDS, LABELS, DataError, Item, first_of
+
+JudgementOutcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
+"""The outcome of a judgement; in a tie the best response shares the highest score with others."""
+
+OUTCOMES: tuple[JudgementOutcome, ...] = get_args(JudgementOutcome)
+
+COLUMNS = (
+    *ITEM_FIELDS,
+    *("verdict", "label", "order", "correct", "credit", "scores", "margin", "issues", "completion"),
+)
+"""The columns of a table of judgements; `verdict`, `order` and `scores` are by the item's own order of responses."""
+
+Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def tabulate(scored: Iterable[ScoredItem]) -> pd.DataFrame:
+    """Return a table of judgements, sorted by item and by the responses as presented."""
+    rows = [
+        (*(getattr(each.item, name) for name in ITEM_FIELDS), *each.judgement_row().values())
+        for each in sorted(scored, key=lambda each: (each.item.id, each.presented.responses))
+    ]
+    table = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
+    return table.astype({"verdict": "Int64", "correct": bool, "credit": float, "margin": float})
+
+
+def read_judgements(path: Path) -> pd.DataFrame:
+    """Load a table of judgements; a DataError if it is missing, empty or lacks a column."""
+    if not path.is_file():
+        expected = "no such file; expected the folder of a run, or a carb/NAME.parquet"
+        raise DataError(f"{path}: not a table of judgements: {expected}")
+    try:
+        rows = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a table of judgements: {error}") from error
+    if lacks := [name for name in COLUMNS if name not in rows]:
+        raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
+    if rows.empty:
+        raise DataError(f"{path}: no judgements")
+    lists = {name: rows[name].map(tuple) for name in ("responses", "origins", "order", "issues")}
+    rows = rows.assign(**lists).astype({"culture": object, "verdict": "Int64"})
+    return rows.assign(culture=rows["culture"].where(rows["culture"].notna(), None))
+
+
+def annotate(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of judgements with what its columns say of each.
+
+    `slot` and `best_slot` are the labels' indices of the chosen response (-1 without a verdict) and of the best one.
+    """
+    issues = table["issues"].map(set)
+    found = table.assign(
+        size=table["order"].map(len),
+        best_slot=[order.index(best) for order, best in zip(table["order"], table["best"], strict=True)],
+        slot=[
+            -1 if pd.isna(verdict) else order.index(verdict)
+            for order, verdict in zip(table["order"], table["verdict"], strict=True)
+        ],
+        has_scores=table["scores"].notna(),
+        in_format=issues.map(len) == 0,
+        parse_failure=table["verdict"].isna() & ~issues.map(VOIDING.isdisjoint).astype(bool),
+        too_long=issues.map(lambda of_row: TOO_LONG in of_row).astype(bool),
+    )
+    kinds = [found["too_long"], found["parse_failure"], found["credit"] == 1, found["credit"] > 0]
+    return found.assign(outcome=np.select(kinds, ["too long", "parse failure", "right", "tie"], "wrong"))
+
+
+_TEXTS = [name for name in (*ITEM_FIELDS, "label", "completion") if name != "best"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgements:
+    """The items of a table of judgements, and its annotated rows without texts: `item` is an index into `items`."""
+
+    items: tuple[Item, ...]  # sorted by id, with their responses in the order of the texts
+    group: Codes  # the question group of each item
+    rows: pd.DataFrame
+
+    @classmethod
+    def of(cls, table: pd.DataFrame, known: dict[str, Item] | None = None) -> Judgements:
+        """Return the judgements of a table; items that are equal to one in `known`, by id, share its memory."""
+        known = {} if known is None else known
+        items = []
+        for row in table.drop_duplicates("id").sort_values("id")[list(ITEM_FIELDS)].to_dict("records"):
+            item = in_text_order(Item(**row))  # data sets may store the same responses in any order
+            items.append(known[item.id] if known.get(item.id) == item else item)
+            known.setdefault(item.id, item)
+        numbers = {item.id: number for number, item in enumerate(items)}
+        rows = annotate(table).assign(item=table["id"].map(numbers)).drop(columns=_TEXTS)
+        return cls(tuple(items), codes([item.group for item in items]), rows.sort_values("item", kind="stable"))
+
+    @classmethod
+    def read(cls, path: Path, known: dict[str, Item] | None = None) -> Judgements:
+        """Load the judgements of a file, see `read_judgements`."""
+        return cls.of(read_judgements(path), known)
+
+    def by_item(self, name: str) -> Floats:
+        """Return the mean of a column over the judgements of each item."""
+        means: Floats = self.rows.groupby("item")[name].mean().to_numpy(float)
+        return means
+
+    def flip_sets(self) -> Codes:
+        """Return the indices of the items of complete flip sets, set by set; an item is there once for each set."""
+        index_of = {item.id: index for index, item in enumerate(self.items)}
+        return np.array([index_of[item.id] for members in flip_sets(self.items) for item in members], np.intp)
+
+
+def in_text_order(item: Item) -> Item:
+    """Return an item with its responses in the order of their texts."""
+    return reorder_responses(item, sorted(range(len(item.responses)), key=item.responses.__getitem__))
+
+
+def too_long_note(how: str, ids: Sequence[str]) -> str:
+    """Return how many items are too long, how they count (`exclude` or `wrong`), and the first of their ids."""
+    counted = {"exclude": "left out", "wrong": "counted as wrong"}[how]
+    return f"{len(ids)} items too long for it, {counted}: {first_of(ids, 5)}"
+
+
+def slot_bias(judged: Judgements, samples: int, seed: int) -> dict[str, Any]:
+    """Return by label how much more often its slot is `chosen` than `best`, as shares of n verdicts."""
+    # Without models that give scores, which do not see slots.
+    listwise = judged.rows[(judged.rows["slot"] >= 0) & ~judged.rows["has_scores"]]
+    found = {}
+    for slot in range(0 if listwise.empty else listwise["size"].max()):
+        offered = listwise[slot < listwise["size"]]
+        best, chosen = ((offered[name] == slot).to_numpy(float) for name in ("best_slot", "slot"))
+        bias = difference(best, chosen, judged.group[offered["item"]], samples, seed)
+        found[LABELS[slot]] = {**Estimate.as_dict(bias, "bias"), "chosen": bias.b, "best": bias.a}
+    return found
+
+
+def order_consistency(judged: Judgements, samples: int, seed: int) -> dict[str, Any]:
+    """Return the share of items for which the same response is chosen in all orders, of items with several orders.
+
+    `all_right`, the share that is right in every order, is the consistent accuracy of J1 (arXiv 2505.10320).
+    """
+    by_item = judged.rows.groupby("item")
+    several = by_item["order"].nunique() > 1
+    if not several.any():
+        return {"n": 0}
+    consistent = ((by_item["verdict"].nunique() == 1) & (by_item["slot"].min() >= 0))[several]
+    all_right = judged.rows["slot"].eq(judged.rows["best_slot"]).groupby(judged.rows["item"]).all()[several]
+    group = judged.group[np.flatnonzero(several)]
+    return {
+        **accuracy(consistent.to_numpy(float), group, samples, seed).as_dict("consistent"),
+        "all_right": accuracy(all_right.to_numpy(float), group, samples, seed).as_dict(),
+    }
+
+
+def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
+    """Group things by their key, in the order in which they come."""
+    parts: dict[Key, list[Thing]] = defaultdict(list)
+    for thing in things:
+        parts[key(thing)].append(thing)
+    return dict(parts)
+
+
+def with_cultures(
+    things: Sequence[Thing], summarise: Callable[[Sequence[Thing]], dict[str, Any]], item: Callable[[Thing], Item]
+) -> dict[str, Any]:
+    """Return the summary of things about items, and the summaries of each culture under `by_culture`."""
+    cultures = grouped(things, lambda thing: BREAKDOWNS["culture"](item(thing)))
+    return {**summarise(things), "by_culture": {name: summarise(part) for name, part in sorted(cultures.items())}}
