@@ -191,7 +191,7 @@ def server(scale: Scale, model: Path) -> Iterator[list[str]]:
                 raise RuntimeError(f"the vLLM server ended with status {process.returncode}")
             sleep(1)
         transfer = scale.pick("folder", "nccl")
-        yield ["rollout=vllm_server", f"rollout.urls=[{client.url}]", f"rollout.transfer={transfer}"]
+        yield ["rollout=vllm_server", f"rollout.url={client.url}", f"rollout.transfer={transfer}"]
     finally:
         process.terminate()
         process.wait(30)

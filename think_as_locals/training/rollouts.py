@@ -1,4 +1,4 @@
-"""vLLM in the trainer's own processes, and the checked weight syncs that it shares with vLLM servers.
+"""vLLM in the trainer's own processes, and the checked weight syncs that it shares with a vLLM server.
 
 TRL calls `sync_weights` when the policy has changed, and `generate` for the rollouts of a step. Our classes replace
 TRL's VLLMGeneration: the one here and that of `served_engine.py`.
