@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from think_as_locals.config import schema
 from think_as_locals.types import Convention, CultureShown, ProtocolKind, RubricLanguage, TooLong
@@ -73,7 +73,7 @@ class PolicyServerSection(schema.Section):
     key_variable: schema.KeyVariable | None
     concurrency: PositiveInt
     deadline_s: PositiveFloat
-    timeout_s: PositiveFloat
+    max_retries: NonNegativeInt
     fields: dict[str, Any]
 
     @property
