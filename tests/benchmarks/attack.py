@@ -379,19 +379,16 @@ def requests(count: int, rng: Rng) -> Outcomes:
     bodies = {"/judge": {"items": [item]}, "/score": {"query": ["?a", "?b"], "prompts": ["?", "?"]}}
     bodies |= {"/v1/chat/completions": ask}
     logging.disable(logging.CRITICAL)
-    app = create_app(judge_of(Longest()), settings("limits.requests_per_minute=100000000", "window_s=0"), None)
+    app = create_app(judge_of(Longest()), settings(), None)
     with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as client:
         for number in range(count):
             route, body = rng.choice([*bodies.items(), ("/nowhere", {})])
             headers = {"Content-Type": rng.choice(("application/json", "application/json", "text/plain", "a/b; c=\\"))}
-            expected: tuple[int, ...] = (200, 400, 404, 405, 413, 415, 422)
-            if rng.random() < 0.05:
-                headers["Host"] = rng.choice(("evil.example", "127.0.0.1.evil.example", "localhost@evil"))
-                expected = (421,)
             method, content = rng.choice(("POST", "POST", "POST", "PUT")), _corrupted(_corrupted_body(body, rng), rng)
             answer = client.request(method, route, content=content, headers=headers)
             found = answer.json() if answer.headers.get("content-type", "").startswith("application/json") else None
-            shaped = isinstance(found, dict) and (answer.is_success or not {"errors", "error"}.isdisjoint(found))
+            expected = (404, 405) if route == "/nowhere" else (200, 400, 405, 415, 422)
+            shaped = isinstance(found, dict) and (answer.is_success or "detail" in found)
             fault = None
             if answer.status_code not in expected or not shaped:
                 fault = f"{route}: {answer.status_code} {answer.text[:200]} to {content[:200]!r}"

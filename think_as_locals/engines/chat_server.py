@@ -22,7 +22,7 @@ _TOP_LOGPROBS = 20  # the most that the route gives
 _CONNECT_S = 10
 _TOO_LONG = re.compile(
     r"context.(length|window|size)|maximum model length|prompt is too long|exceeds the maximum number of tokens"
-    r"|a prompt of \d+ tokens: the model takes|got \d+ (characters|bytes), expected at most",
+    r"|a prompt of \d+ tokens: the model takes",
     re.I,
 )
 """Error texts of vLLM, SGLang, llama.cpp, hosted models and `tal serve` for a prompt that is too long."""
