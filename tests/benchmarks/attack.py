@@ -26,13 +26,11 @@ from typing import Any
 
 from data.carb_rows import carb_rows
 from data.sections import data_section
-from hub.disguises import DISGUISES, FILES, KEYS
 from judging.disguises import FAMILIES, KINDS, NORMALIZERS, disguises, tokenizer
 from rich.progress import track
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.data.sources import row_outcomes
-from think_as_locals.hub.leaks import readings
 from think_as_locals.judging import neutralise, parse
 from think_as_locals.runtime.files import write_json
 from think_as_locals.types import LABELS, ConfigError, DataError
@@ -208,17 +206,6 @@ def tokens(count: int, rng: Rng) -> Outcomes:
 def _tokenizer(family: str, kind: str, normalizer: str, **added: bool) -> tuple[Any, set[int]]:
     made = tokenizer(kind, FAMILIES[family], NORMALIZERS[normalizer], **added)
     return made, {made.token_to_id(token) for token in FAMILIES[family]}
-
-
-# --- secrets: a reading of the file holds the key ---
-
-
-def secrets(count: int, rng: Rng) -> Outcomes:
-    """Hide keys in files that a push would send; some reading of the leak scan must have them."""
-    for _ in range(count):
-        (kind, key), (how, disguise), (where, file) = (rng.choice([*each.items()]) for each in (KEYS, DISGUISES, FILES))
-        content = file(disguise(key))
-        yield None if any(key in reading for reading in readings(content)) else f"{kind}, {how}, {where}"
 
 
 # --- rows: a bad row is a fault or holds nothing but its own texts, and no other row is changed ---
@@ -523,7 +510,6 @@ def checkpoints(count: int, rng: Rng) -> Outcomes:
 PARTS: dict[str, tuple[int, Callable[[int, Rng], Outcomes]]] = {
     "completions": (1_000_000, completions),
     "tokens": (8_000, tokens),
-    "secrets": (2_000, secrets),
     "rows": (100_000, rows),
     "requests": (10_000, requests),
     "recipes": (300, recipes),
