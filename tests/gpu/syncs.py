@@ -59,8 +59,7 @@ def weight_updates_blocked(engine: Any) -> Iterator[None]:
     """Have vLLM keep the weights and the adapter that it has."""
     model = engine.llm.llm_engine.model_executor.driver_worker.model_runner.model
     engine.llm.llm_engine.add_lora, load = lambda request: True, model.load_weights
-    # Tensors without data ask what the engine has (engines/weight_digests.py): they reach it.
-    model.load_weights = lambda weights: load((name, tensor) for name, tensor in weights if tensor.is_meta)
+    model.load_weights = lambda weights: load([])
     yield
     del engine.llm.llm_engine.add_lora
     model.load_weights = load

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
-from think_as_locals.engines.weight_digests import Digest, DigestRequest
+from think_as_locals.engines.weight_checksum import ChecksumRequest
 from think_as_locals.types import ServerError
 
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
@@ -77,12 +77,12 @@ class VLLMServer:
         self._check_weights(weights)
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
 
-    def read(self, request: DigestRequest, weights: str) -> list[dict[str, Digest]]:
-        """Return each worker's digests for a request; an OtherWeightsError as in `complete`."""
+    def read(self, request: ChecksumRequest, weights: str) -> list[int | None]:
+        """Return each worker's checksum of a tensor; an OtherWeightsError as in `complete`."""
         question = {"method": "tal_read", "kwargs": {"request": request}}
-        workers = self._send("POST", "/collective_rpc", json=question).json()["results"]
+        workers: list[int | None] = self._send("POST", "/collective_rpc", json=question).json()["results"]
         self._check_weights(weights)
-        return [{name: (count, total) for name, (count, total) in worker.items()} for worker in workers]
+        return workers
 
     def load_weights(self, files: Iterable[Path], name: str) -> None:
         """Load weights into every worker from safetensors files, each as soon as it is written, under a new name.

@@ -22,7 +22,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from think_as_locals.engines.vllm_engine import AdapterLimits
 from think_as_locals.engines.vllm_server import START_COMMAND, OtherWeightsError, SampledTokens, VLLMServer
-from think_as_locals.engines.weight_digests import SentTensors
+from think_as_locals.engines.weight_checksum import SentTensors
 from think_as_locals.runtime.processes import in_background, run_with_timeout
 from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
 from think_as_locals.training.rollouts import (
@@ -253,9 +253,10 @@ class ServedGeneration(CheckedGeneration):
         self._loaded = name
 
     def _query_check(self, name: str, sent: SentTensors) -> list[SampledTokens]:
-        """Return the server's answers to the sync check; a TrainingError if its tensors are not those sent."""
+        """Return the server's answers to the sync check; a TrainingError if its tensor is not the one sent."""
         answers = self._server.complete(self._check_prompts, name, **CHECK_SAMPLING)  # an adapter is applied only then
-        self._warn_unreadable(sent.check(self._server.read(sent.request, name), self._named))
+        workers = self._server.read(sent.request, name) if sent.request else []
+        self._check_tensor(sent, sent.expected, workers, self._named)
         return answers
 
     def _check_completions(self) -> list[SampledTokens]:
