@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -59,7 +60,7 @@ def weight_updates_blocked(engine: Any) -> Iterator[None]:
     """Have vLLM keep the weights and the adapter that it has."""
     model = engine.llm.llm_engine.model_executor.driver_worker.model_runner.model
     engine.llm.llm_engine.add_lora, load = lambda request: True, model.load_weights
-    model.load_weights = lambda weights: load([])
+    model.load_weights = lambda weights: deque(weights, maxlen=0)
     yield
     del engine.llm.llm_engine.add_lora
     model.load_weights = load
