@@ -68,7 +68,7 @@ class ScriptedVLLM:
             self._model.load_state_dict(load_file(body["update_info"]["file"]), strict=False)
             return {}
         if route == "/collective_rpc" and body["method"] == "tal_read":
-            return {"success": True, "results": [self._read(body["kwargs"]["request"])]}
+            return {"success": True, "results": [{"checksum": self._read(body["kwargs"]["request"])}]}
         limits = {"rank": 16, "modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
         known = {
             "dtype": "float32",

@@ -80,9 +80,9 @@ class VLLMServer:
     def read(self, request: ChecksumRequest, weights: str) -> list[int | None]:
         """Return each worker's checksum of a tensor; an OtherWeightsError as in `complete`."""
         question = {"method": "tal_read", "kwargs": {"request": request}}
-        workers: list[int | None] = self._send("POST", "/collective_rpc", json=question).json()["results"]
+        workers = self._send("POST", "/collective_rpc", json=question).json()["results"]
         self._check_weights(weights)
-        return workers
+        return [worker["checksum"] for worker in workers]
 
     def load_weights(self, files: Iterable[Path], name: str) -> None:
         """Load weights into every worker from safetensors files, each as soon as it is written, under a new name.

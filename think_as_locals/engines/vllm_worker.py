@@ -67,9 +67,9 @@ class WorkerExtension:
             "adapters": adapter_limits(self.model_runner),
         }
 
-    def tal_read(self, request: ChecksumRequest) -> int | None:
+    def tal_read(self, request: ChecksumRequest) -> dict[str, int | None]:
         """Return the checksum of this worker's part of a tensor; see `weight_checksum`."""
-        return read(self.model_runner, request)
+        return {"checksum": read(self.model_runner, request)}  # vLLM makes a text of a bare number
 
 
 class RequireKey:

@@ -44,7 +44,8 @@ def read(model_runner: Any, request: ChecksumRequest) -> int | None:
         layer = manager.modules.get(name.removeprefix(_ADAPTER_PREFIX).removesuffix(_ADAPTER))
         tensor = layer.lora_b_stacked[0][slot] if layer is not None else None
     else:
-        tensor = dict(model_runner.get_model().named_parameters()).get(name)
+        named = model_runner.get_model().named_parameters()  # `base_layer`: where vLLM may apply an adapter
+        tensor = {own.replace(".base_layer", ""): parameter for own, parameter in named}.get(name)
     if tensor is None or tensor.dtype != getattr(torch, request["dtype"]):  # it may be quantised
         return None
     return checksum(tensor)
