@@ -31,10 +31,8 @@ else
 	$(BIN)/python tests/benchmarks/update.py $(ARGS)
 	$(BIN)/python tests/benchmarks/scoring.py
 	$(BIN)/python tests/benchmarks/judging.py
-	$(BIN)/python tests/benchmarks/serving.py
 	$(BIN)/python tests/benchmarks/ahead.py
 	$(BIN)/python tests/benchmarks/ahead.py --quickstart
-	$(BIN)/python tests/benchmarks/weights.py
 	$(BIN)/python tests/benchmarks/startup.py
 	$(BIN)/python tests/benchmarks/plan.py --check
 endif

@@ -33,7 +33,7 @@ done
 srun --nodes "$TAL_NODES" --ntasks "$TAL_NODES" --exclude "$server" bash -c 'exec launch/node.sh \
     --config_file launch/nodes_zero3.yaml --num_machines "$TAL_NODES" --num_processes "$TAL_PROCESSES" \
     --machine_rank "$SLURM_NODEID" --main_process_ip "$TAL_MAIN_HOST" --main_process_port "$TAL_PORT" "$@"' node "$recipe" \
-    rollout=vllm_server "rollout.urls=[http://$server:$PORT]" "run.name=$SLURM_JOB_NAME-$SLURM_JOB_ID" run.resume=auto "$@"
+    rollout=vllm_server "rollout.url=http://$server:$PORT" "run.name=$SLURM_JOB_NAME-$SLURM_JOB_ID" run.resume=auto "$@"
 status=$?
 kill "$serving"
 if [ "$status" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi

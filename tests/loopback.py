@@ -51,10 +51,12 @@ def answering(respond: Callable[[Received], Answer]) -> Iterator[str]:
             if status == HANGS_UP:
                 self.close_connection = True
                 return
-            text = content if isinstance(content, str | bytes) else json.dumps(content)
+            is_json = not isinstance(content, str | bytes)
+            text = json.dumps(content) if is_json else content
             sent = text.encode() if isinstance(text, str) else text
+            kind = {"Content-Type": "application/json"} if is_json else {}
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(sent))}.items():
+            for name, value in {**kind, **headers, "Content-Length": str(len(sent))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from fastapi import FastAPI
 
 from think_as_locals.types import Judgement
 
-CASE_COUNTS = {"completions": 5_000, "tokens": 200, "secrets": 100, "rows": 1_000, "requests": 200, "recipes": 12}
+CASE_COUNTS = {"completions": 5_000, "tokens": 200, "rows": 1_000, "requests": 200, "recipes": 12}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,6 @@ def first_row_only(row_outcomes: Any) -> Any:
 PLANTED_FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "completions": ("parse", accept_any_verdict_a),
     "tokens": ("neutralise", lambda _: lambda text, tokens: text),
-    "secrets": ("readings", lambda _: lambda content: [content.decode(errors="replace")]),
     "rows": ("row_outcomes", first_row_only),
     "recipes": ("ConfigError", lambda _: ZeroDivisionError),
 }
@@ -73,15 +73,11 @@ def test_attack_command_writes_results_and_fails_on_violations(
     attack: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "attack.json"
-    monkeypatch.setattr(sys, "argv", ["attack.py", "--parts", "secrets", "--share", "0.01", "--out", str(out)])
-    for status, through in ((0, 0), (1, 20)):
+    monkeypatch.setattr(sys, "argv", ["attack.py", "--parts", "tokens", "--share", "0.0025", "--out", str(out)])
+    for status, through in ((0, "0"), (1, r"[1-9]\d*")):
         with pytest.raises(SystemExit) as ended:
             attack.main()
         assert ended.value.code == status
-        assert json.loads(out.read_text()) == {
-            "seed": 0,
-            "share": 0.01,
-            "secrets": json.loads(out.read_text())["secrets"],
-        }
-        assert f"tried        20   got through {through}" in capsys.readouterr().out
-        monkeypatch.setattr(attack, "readings", lambda content: [])
+        assert json.loads(out.read_text()).keys() == {"seed", "share", "tokens"}
+        assert re.search(rf"tried +20 +got through {through}\n", capsys.readouterr().out)
+        monkeypatch.setattr(attack, "neutralise", lambda text, tokens: text)

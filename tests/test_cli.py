@@ -447,7 +447,7 @@ def test_print_config_outputs_only_the_configuration(tal: Tal) -> None:
     assert notes[0] == "# Not read without reward.weights.criteria_gain: reward.criteria_gain"
     assert notes[-1] == "# Not read without a vLLM rollout: rollout.dtype, rollout.tolerance"
     full = tal("run", "tal_grpo", "reward=full", "--print-config").out
-    keys = "rollout.urls, rollout.timeout_s, rollout.weights_dir, rollout.transfer"
+    keys = "rollout.url, rollout.timeout_s, rollout.weights_dir, rollout.transfer"
     notes = [line for line in full.splitlines() if line.startswith("#")]
     assert notes == [f"# Not read without rollout=vllm_server: {keys}"]
 

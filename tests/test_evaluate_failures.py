@@ -80,7 +80,7 @@ def classifier(path: Path, **settings: Any) -> list[str]:
 
 
 def server(name: str, url: str, *others: str) -> list[str]:
-    keys = {"url": f"{url}/v1", "model": "m", "key_variable": "null", "timeout_s": "0.3", "concurrency": "1"}
+    keys = {"url": f"{url}/v1", "model": "m", "key_variable": "null", "deadline_s": "1", "concurrency": "1"}
     return [f"rms.{name}=server", *(f"rms.{name}.{key}={value}" for key, value in keys.items()), *others]
 
 
@@ -129,7 +129,7 @@ def test_failed_models_are_reported_and_retried_on_resume(
         "buggy": "TypeError: [b]mid-way",
         "full": "OutOfMemoryError: CUDA out of memory",
         "short": "2 of 12 items are too long: 'long-0', 'long-1'. item 'long-0': response A has ",
-        "silent": "failed: got no answer for 0.3 s",
+        "silent": "failed: got no completion for 1 s",
         "weightless": "weightless has no weights, expected model.safetensors",
     }
     with monkeypatch.context() as patched:
@@ -152,7 +152,7 @@ def test_failed_models_are_reported_and_retried_on_resume(
 
     weights.rename(evaluation.folder / "weightless/model.safetensors")
     silent[1].set()
-    done = tal(*words, "run.resume=auto", "eval.too_long=wrong", "rms.silent.timeout_s=5")
+    done = tal(*words, "run.resume=auto", "eval.too_long=wrong", "rms.silent.deadline_s=9")
     assert done.status == 0, done.out
     assert evaluation.ranked == [["buggy", "constant", "full", "good", "short", "silent", "weightless"]]
     assert evaluation.failed == {}

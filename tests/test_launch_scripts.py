@@ -77,7 +77,7 @@ def test_slurm_vllm_serves_on_one_node_and_requeues_stopped_runs(tmp_path: Path,
     assert serve.endswith("server MODEL --dtype bfloat16")
     assert "http://node-a:30007/health" in calls
     assert "srun HOST= PORT=30007 CPUS=96 MASTER=10007 --nodes 2 --ntasks 2 --exclude node-a" in calls
-    assert "rollout=vllm_server rollout.urls=[http://node-a:30007] run.name=tal-20007 run.resume=auto seed=3" in calls
+    assert "rollout=vllm_server rollout.url=http://node-a:30007 run.name=tal-20007 run.resume=auto seed=3" in calls
     assert ("scontrol requeue 20007" in calls) == (status == 75)
 
 

@@ -140,7 +140,7 @@ def test_policy_with_sampling_ahead_resumes_after_a_kill(
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     run, model = tmp_path / "run", tmp_path / "run" / "model" / "model.safetensors"
     with serving(small) as server:
-        given = [*words(tmp_path, small), "rollout=vllm_server", f"rollout.urls=[{server.url}]", "rollout.ahead=1"]
+        given = [*words(tmp_path, small), "rollout=vllm_server", f"rollout.url={server.url}", "rollout.ahead=1"]
         given += ["rollout.timeout_s=20", "grpo.max_steps=4", "run.name=run"]
         done = tal(*given)
         assert done.status == 0, done.err

@@ -140,7 +140,7 @@ def make_model(folder: Path) -> Path:
 
 def measure(folder: Path, model: Path, url: str, ahead: int, steps: int) -> dict[str, float]:
     """Median seconds of a step and its parts."""
-    words = [f"rollout.urls=[{url}]", f"rollout.ahead={ahead}", f"grpo.max_steps={steps}", "grpo.save_steps=1000"]
+    words = [f"rollout.url={url}", f"rollout.ahead={ahead}", f"grpo.max_steps={steps}", "grpo.save_steps=1000"]
     config = load_recipe("recipes/quickstart.yaml", [*SETTINGS, *words])
     items = load(config.data, config.seed).train
     run = RunFolder(folder / f"ahead-{ahead}")
@@ -210,7 +210,7 @@ def compare_learning(seed: int, steps: int, overrides: list[str]) -> dict[str, A
         server = Server(model, Path(name) / "server.log")
         words = [word for word in overrides if not word.startswith(("sft.", "model.scratch."))]
         words += [f"seed={seed}", "sft=null", "model.scratch=null", f"model.path={model}"]
-        words += ["rollout=vllm_server", f"rollout.urls=[{server.url}]", f"grpo.max_steps={steps}"]
+        words += ["rollout=vllm_server", f"rollout.url={server.url}", f"grpo.max_steps={steps}"]
         try:
             server.wait()
             for number, (arm, its) in enumerate(ARMS.items()):

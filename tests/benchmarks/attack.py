@@ -26,13 +26,11 @@ from typing import Any
 
 from data.carb_rows import carb_rows
 from data.sections import data_section
-from hub.disguises import DISGUISES, FILES, KEYS
 from judging.disguises import FAMILIES, KINDS, NORMALIZERS, disguises, tokenizer
 from rich.progress import track
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.data.sources import row_outcomes
-from think_as_locals.hub.leaks import readings
 from think_as_locals.judging import neutralise, parse
 from think_as_locals.runtime.files import write_json
 from think_as_locals.types import LABELS, ConfigError, DataError
@@ -210,17 +208,6 @@ def _tokenizer(family: str, kind: str, normalizer: str, **added: bool) -> tuple[
     return made, {made.token_to_id(token) for token in FAMILIES[family]}
 
 
-# --- secrets: a reading of the file holds the key ---
-
-
-def secrets(count: int, rng: Rng) -> Outcomes:
-    """Hide keys in files that a push would send; some reading of the leak scan must have them."""
-    for _ in range(count):
-        (kind, key), (how, disguise), (where, file) = (rng.choice([*each.items()]) for each in (KEYS, DISGUISES, FILES))
-        content = file(disguise(key))
-        yield None if any(key in reading for reading in readings(content)) else f"{kind}, {how}, {where}"
-
-
 # --- rows: a bad row is a fault or holds nothing but its own texts, and no other row is changed ---
 
 HOSTILE_VALUES: tuple[Any, ...] = (
@@ -379,19 +366,16 @@ def requests(count: int, rng: Rng) -> Outcomes:
     bodies = {"/judge": {"items": [item]}, "/score": {"query": ["?a", "?b"], "prompts": ["?", "?"]}}
     bodies |= {"/v1/chat/completions": ask}
     logging.disable(logging.CRITICAL)
-    app = create_app(judge_of(Longest()), settings("limits.requests_per_minute=100000000", "window_s=0"), None)
+    app = create_app(judge_of(Longest()), settings(), None)
     with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as client:
         for number in range(count):
             route, body = rng.choice([*bodies.items(), ("/nowhere", {})])
             headers = {"Content-Type": rng.choice(("application/json", "application/json", "text/plain", "a/b; c=\\"))}
-            expected: tuple[int, ...] = (200, 400, 404, 405, 413, 415, 422)
-            if rng.random() < 0.05:
-                headers["Host"] = rng.choice(("evil.example", "127.0.0.1.evil.example", "localhost@evil"))
-                expected = (421,)
             method, content = rng.choice(("POST", "POST", "POST", "PUT")), _corrupted(_corrupted_body(body, rng), rng)
             answer = client.request(method, route, content=content, headers=headers)
             found = answer.json() if answer.headers.get("content-type", "").startswith("application/json") else None
-            shaped = isinstance(found, dict) and (answer.is_success or not {"errors", "error"}.isdisjoint(found))
+            expected = (404, 405) if route == "/nowhere" else (200, 400, 405, 415, 422)
+            shaped = isinstance(found, dict) and (answer.is_success or "detail" in found)
             fault = None
             if answer.status_code not in expected or not shaped:
                 fault = f"{route}: {answer.status_code} {answer.text[:200]} to {content[:200]!r}"
@@ -526,7 +510,6 @@ def checkpoints(count: int, rng: Rng) -> Outcomes:
 PARTS: dict[str, tuple[int, Callable[[int, Rng], Outcomes]]] = {
     "completions": (1_000_000, completions),
     "tokens": (8_000, tokens),
-    "secrets": (2_000, secrets),
     "rows": (100_000, rows),
     "requests": (10_000, requests),
     "recipes": (300, recipes),

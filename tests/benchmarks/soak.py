@@ -156,7 +156,6 @@ PARTS = {
     "server": server_kills,
     "evaluation": evaluation_kills,
     "ahead": ahead_kills,
-    "ahead_two_servers": partial(ahead_kills, ahead=2, servers=2, save_steps=3),
 }
 COUNT_OPTIONS = {
     "sigkill": "kills",
@@ -164,7 +163,6 @@ COUNT_OPTIONS = {
     "server": "server_kills",
     "evaluation": "evaluation_kills",
     "ahead": "ahead_kills",
-    "ahead_two_servers": "two_servers_kills",
 }
 FAULTS = (
     "different_weights",
@@ -193,7 +191,6 @@ def main() -> None:
     parser.add_argument("--server-kills", type=int, default=20)
     parser.add_argument("--evaluation-kills", type=int, default=20)
     parser.add_argument("--ahead-kills", type=int, default=50)
-    parser.add_argument("--two-servers-kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     counts = {part: vars(arguments)[option] for part, option in COUNT_OPTIONS.items()}

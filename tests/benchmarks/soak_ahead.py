@@ -1,4 +1,4 @@
-"""Runs that sample ahead, whose trainer or one of whose vLLM servers is killed at random moments.
+"""Runs that sample ahead, whose trainer or vLLM server is killed at random moments.
 
 A run is started again until it ends. Then every optimizer step must have had the items of an undisturbed run, no batch
 may have been older than allowed, and every batch must have been sampled with the weights that it is said to be from: a
@@ -28,24 +28,21 @@ from think_as_locals.training.ahead import Prompts, SampledAhead
 SERVER_TIMEOUT_S = 300  # rollout.timeout_s; a run that takes longer than twice that hangs
 
 
-def ahead_kills(
-    folder: Path, count: int, rng: random.Random, *, ahead: int = 1, servers: int = 1, save_steps: int = 1
-) -> dict[str, Any]:
+def ahead_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
     """SIGKILLs of trainer or server, and what became of the runs."""
-    folder = folder / f"ahead-{ahead}"
+    folder = folder / "ahead"
     folder.mkdir()
-    model, first = serve_judge(folder)
-    up = [first, *(Server(model, folder / f"server-{number}.log") for number in range(1, servers))]
-    words = [*WORDS, f"model.path={model}", f"rollout.urls=[{','.join(each.url for each in up)}]"]
-    words += [f"rollout.ahead={ahead}", f"rollout.timeout_s={SERVER_TIMEOUT_S}.0", f"grpo.save_steps={save_steps}"]
+    model, server = serve_judge(folder)
+    words = [*WORDS, f"model.path={model}", f"rollout.url={server.url}", "rollout.ahead=1", "grpo.save_steps=1"]
+    words += [f"rollout.timeout_s={SERVER_TIMEOUT_S}.0"]
     result = dict.fromkeys(("trainer_kills", "server_kills", "runs", "batches", "ended_with_an_error"), 0)
     result |= dict.fromkeys(("unclear_errors", "did_not_go_on", "hangs"), 0)
     result |= dict.fromkeys(("wrong_items", "wrong_steps", "too_old", "of_other_weights"), 0)
     errors = 0  # since the last kill
     try:
-        _wait(up)
+        server.wait()
         began = time.monotonic()
-        expect(_run(folder, "undisturbed", words, up, float("inf"), rng)[0] == 0, folder, "undisturbed")
+        expect(_run(folder, "undisturbed", words, server, float("inf"), rng)[0] == 0, folder, "undisturbed")
         expected, whole = items_of(folder / "undisturbed"), time.monotonic() - began
         with Progress() as progress:
             task = progress.add_task("ahead SIGKILL", total=count)
@@ -53,7 +50,7 @@ def ahead_kills(
                 name = f"ahead-{result['runs']}"
                 log = folder / f"{name}.log"
                 size = log.stat().st_size if log.exists() else 0
-                status, kind = _run(folder, name, words, up, rng.uniform(0.2, whole), rng)
+                status, kind = _run(folder, name, words, server, rng.uniform(0.2, whole), rng)
                 if kind:
                     errors = 0
                     result[f"{kind}_kills"] += 1
@@ -64,42 +61,36 @@ def ahead_kills(
                     errors += 1
                     message = log.read_bytes()[size:].decode()
                     result["ended_with_an_error"] += 1
-                    result["unclear_errors"] += not any(each.url in message for each in up)
+                    result["unclear_errors"] += server.url not in message
                     result["did_not_go_on"] += errors > 1  # nobody has touched the server since the last one
                 else:
-                    _record_outcome(folder / name, expected, ahead, result)
+                    _record_outcome(folder / name, expected, result)
     finally:
-        for each in up:
-            each.kill()
+        server.kill()
     return result
 
 
 def _run(
-    folder: Path, name: str, words: list[str], servers: list[Server], delay: float, rng: random.Random
+    folder: Path, name: str, words: list[str], server: Server, delay: float, rng: random.Random
 ) -> tuple[int | None, str]:
-    """Start or continue a run, and kill it or a server after so long: its status, and what was killed."""
-    _wait(servers)  # one may have been killed as the last run ended
+    """Start or continue a run, and kill it or the server after so long: its status, and what was killed."""
+    server.wait()  # it may have been killed as the last run ended
     process = start(folder, name, words, first=partial(witness, folder / f"{name}.jsonl"))
     moment, killed = time.monotonic() + delay, ""
 
     def is_time() -> bool:
-        return all(each.is_up() for each in servers) and time.monotonic() > moment
+        return server.is_up() and time.monotonic() > moment
 
     status = wait(process, 2 * SERVER_TIMEOUT_S, is_time)
     if status is None and is_time():
         killed = rng.choice(("trainer", "server"))
         if killed == "server":
-            rng.choice(servers).kill()
+            server.kill()
             status = wait(process, 2 * SERVER_TIMEOUT_S, lambda: is_time() and False)  # which starts it again
     if status is None:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
     return status, killed
-
-
-def _wait(servers: list[Server]) -> None:
-    for each in servers:
-        each.wait()
 
 
 def items_of(run: Path) -> dict[int, list[str]]:
@@ -109,14 +100,14 @@ def items_of(run: Path) -> dict[int, list[str]]:
     return {step: [row["id"] for row in rows if row["step"] == step] for step in sorted({row["step"] for row in rows})}
 
 
-def _record_outcome(run: Path, expected: dict[int, list[str]], ahead: int, result: dict[str, Any]) -> None:
+def _record_outcome(run: Path, expected: dict[int, list[str]], result: dict[str, Any]) -> None:
     lines = [line for line in logged(run) if line["stage"] == "grpo"]
     seen = [json.loads(line) for line in run.with_name(f"{run.name}.jsonl").read_text().splitlines()]
     result["runs"] += 1
     result["batches"] += len(lines)
     result["wrong_steps"] += [line["step"] for line in lines] != list(range(1, STEPS + 1))
     result["wrong_items"] += items_of(run) != expected
-    result["too_old"] += sum(not 0 <= line["rollout/staleness"] <= ahead for line in lines)
+    result["too_old"] += sum(not 0 <= line["rollout/staleness"] <= 1 for line in lines)
     result["of_other_weights"] += sum(not difference <= STALE for difference in seen)
 
 

@@ -111,7 +111,7 @@ def serve_judge(folder: Path) -> tuple[Path, Server]:
 def server_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
     """SIGKILLs of the server of runs that are started again until they end, and what became of them."""
     model, server = serve_judge(folder)
-    words = [*WORDS, f"model.path={model}", f"rollout.urls=[{server.url}]"]
+    words = [*WORDS, f"model.path={model}", f"rollout.url={server.url}"]
     try:
         server.wait()
         return {"vllm": vllm.__version__, **_control(folder, words), **_Soak(folder, words, server, rng).kill(count)}

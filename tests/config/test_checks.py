@@ -678,8 +678,8 @@ def test_invalid_run_name_is_rejected(name: Any) -> None:
 
 @pytest.mark.parametrize("url", ["http://user:hidden@host:8000", "https://hidden@host/v1", "host:8000", "http://"])
 def test_url_with_credentials_is_rejected_without_repeating_them(url: str) -> None:
-    found = faults({"rollout.urls": [url]})
-    assert "rollout.urls.0: expected http[s]://HOST[:PORT][/PATH] without user or key" in found
+    found = faults({"rollout.url": url})
+    assert "rollout.url: expected http[s]://HOST[:PORT][/PATH] without user or key" in found
     assert "hidden" not in found
 
 
@@ -930,7 +930,7 @@ def named(recipe: Path, key: str, value: Any) -> str:
         ("grpo.enable_jit_checkpoint", True, "drop it: SIGTERM already saves and stops the run"),
         ("grpo.vllm_mode", "server", "set rollout instead"),
         ("grpo.vllm_gpu_memory_utilization", 0.9, "set rollout.gpu_memory_utilization instead"),
-        ("grpo.vllm_server_base_url", "http://there:8000", "set rollout.urls instead"),
+        ("grpo.vllm_server_base_url", "http://there:8000", "set rollout.url instead"),
         ("grpo.resume_from_checkpoint", "runs/other/checkpoints/step-3", "set run.resume instead"),
         ("grpo.eval_strategy", "steps", "set eval.* instead"),
         ("grpo.remove_unused_columns", True, "set data.* (the rewards need its columns) instead"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import logging
 import signal
@@ -12,16 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
-import httpx
 import pytest
 from loopback import HANGS_UP, Answer, Received, answering, completion
 
-from think_as_locals.engines import Engine, Messages, Sampling, chat_server, sample_all
-from think_as_locals.engines.chat_server import ChatServer, _retry_after
+from think_as_locals.engines import Engine, Messages, Sampling, sample_all
+from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.types import Rollout, ServerError
 
 KEY = "sk-very-secret-0123456789"
@@ -48,7 +44,6 @@ class Loopback:
     respond: Respond = echo
     url: str = ""
     asked: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
     tries: Counter[str] = field(default_factory=Counter)
     in_flight: int = 0
     most: int = 0
@@ -62,7 +57,6 @@ class Loopback:
             self.in_flight += 1
             self.most = max(self.most, self.in_flight)
             self.asked.append((request.path, request.headers["Authorization"], request.body))
-            self.times.append(time.monotonic())
         found = self.respond(request.body["messages"][-1]["content"], self.tries[sent])
         with self.lock:
             self.in_flight -= 1
@@ -82,7 +76,6 @@ class Loopback:
 @pytest.fixture
 def loopback(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
     monkeypatch.setenv("MY_KEY", KEY)
-    monkeypatch.setattr(chat_server, "_FIRST_PAUSE", 0.02)
     server = Loopback()
     with answering(server.answer) as url:
         server.url = f"{url}/v1"
@@ -91,7 +84,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
 
 
 def client(url: str, **changes: Any) -> ChatServer:
-    limits: dict[str, Any] = {"concurrency": 4, "deadline_s": 20, "timeout_s": 20, "fields": {}}
+    limits: dict[str, Any] = {"concurrency": 4, "deadline_s": 20, "max_retries": 8, "fields": {}}
     return ChatServer(**{"url": url, "model": "judge", "key_variable": "MY_KEY", **limits, **changes})
 
 
@@ -138,7 +131,7 @@ def test_request_holds_sampling_settings_and_fields_override_them(loopback: Loop
     fields = {"max_tokens": None, "max_completion_tokens": 9, "temperature": None}
     sample_all(client(loopback.url + "/", fields=fields, key_variable=None), conversations(1), GREEDY)
     path, key, body = loopback.asked.pop()
-    assert (path, key) == ("/v1/chat/completions", None)
+    assert (path, key) == ("/v1/chat/completions", "Bearer none")
     assert (body.keys(), body["max_completion_tokens"]) == ({"model", "messages", "seed", "max_completion_tokens"}, 9)
 
 
@@ -147,84 +140,23 @@ def test_no_conversations_send_no_request(loopback: Loopback) -> None:
     assert loopback.asked == []
 
 
-@pytest.mark.parametrize("trouble", [(503, "busy", {}), (500, "", {}), (429, "slow down", {}), (HANGS_UP, "", {})])
+@pytest.mark.parametrize("trouble", [(503, "busy", {}), (429, "slow down", {"Retry-After": "0.1"}), (HANGS_UP, "", {})])
 def test_transient_error_is_retried(loopback: Loopback, trouble: Answer) -> None:
-    loopback.respond = lambda text, tries: trouble if tries < 4 else echo(text)
+    loopback.respond = lambda text, tries: trouble if tries == 1 else echo(text)
     kept: dict[int, Rollout] = {}
     client(loopback.url).sample(conversations(3), GREEDY, kept.__setitem__)
     assert kept == echoed(0, 1, 2)
-    assert len(loopback.asked) == 12
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_is_respected(loopback: Loopback, status: int) -> None:
-    loopback.respond = lambda text, tries: (status, "", {"Retry-After": "1"}) if tries == 1 else echo(text)
-    assert len(sample_all(client(loopback.url, timeout_s=0.5), conversations(1), GREEDY)) == 1  # which is no silence
-    first, second = loopback.times
-    assert 1 <= second - first < 3
-
-
-def test_retry_after_beyond_the_deadline_fails_at_once(loopback: Loopback) -> None:
-    loopback.respond = lambda *_: (429, "quota", {"Retry-After": "3600"})
-    started = time.monotonic()
-    message, _ = fault(client(loopback.url))
-    assert time.monotonic() - started < 5
-    for part in ("429", "quota", "deadline_s"):
-        assert part in message
-
-
-def test_retry_after_is_parsed_as_a_number_or_date() -> None:
-    def asked(value: str) -> float:
-        return _retry_after(httpx.Response(429, headers={"Retry-After": value}))
-
-    assert asked("7") == 7
-    in_a_minute = datetime.now(UTC) + timedelta(seconds=60)
-    assert asked(format_datetime(in_a_minute, usegmt=True)) == pytest.approx(60, abs=2)
-    assert asked("Wed, 21 Oct 2015 07:28:00 GMT") == asked("-3") == asked("soon") == asked("nan") == 0
-    assert _retry_after(httpx.Response(429)) == 0
-
-
-def test_backoff_doubles_up_to_a_limit_and_is_seeded(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pauses(seed: int) -> list[float]:
-        slept: list[float] = []
-
-        async def sleep(seconds: float, really: Any = asyncio.sleep) -> None:
-            slept.append(seconds)
-            await really(0)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(chat_server.asyncio, "sleep", sleep)
-            patched.setattr(chat_server, "_FIRST_PAUSE", 0.5)
-            loopback.respond = lambda text, tries: (500, "", {}) if len(slept) < 12 else echo(text)
-            greedy = Sampling(max_completion_length=16, seed=seed)
-            sample_all(client(loopback.url, deadline_s=1e6, timeout_s=1e6), conversations(1), greedy)
-        return slept
-
-    found = pauses(0)
-    assert found == pauses(0)
-    assert found != pauses(1)
-    for tries, pause in enumerate(found):
-        longest = min(0.5 * 2**tries, 30)
-        assert longest / 2 <= pause <= longest
+    assert len(loopback.asked) == 6
 
 
 @pytest.mark.parametrize(
-    ("status", "parts"),
-    [
-        (401, ("got 401 with", "Incorrect key provided: ***", "key_variable")),
-        (403, ("got 403 with", "Incorrect key provided: ***", "key_variable")),
-        (404, ("got 404 with", "Incorrect key provided: ***", "url and model")),
-        (400, ("got 400 with", "Incorrect key provided: ***", "too long")),
-        (422, ("got 422 with", "Incorrect key provided: ***", "fields")),
-        (307, ("redirect to http://elsewhere.example/***", "redirects are not followed")),
-    ],
+    ("status", "remedy"), [(401, "key_variable"), (403, "key_variable"), (404, "url and model"), (400, "fields")]
 )
-def test_client_error_stops_at_once_and_names_a_remedy(loopback: Loopback, status: int, parts: tuple[str, ...]) -> None:
-    headers = {"Location": f"http://elsewhere.example/{KEY}"}
-    loopback.respond = lambda *_: (status, {"error": f"Incorrect key provided: {KEY}"}, headers)
+def test_client_error_stops_at_once_and_names_a_remedy(loopback: Loopback, status: int, remedy: str) -> None:
+    loopback.respond = lambda *_: (status, {"error": f"Incorrect key provided: {KEY}"}, {})
     message, _ = fault(client(loopback.url, concurrency=1), 9)
     assert len(loopback.asked) == 1
-    for part in parts:
+    for part in (str(status), "Incorrect key provided: ***", remedy):
         assert part in message
 
 
@@ -250,69 +182,25 @@ def test_malformed_completion_is_rejected(loopback: Loopback, content: Any) -> N
     assert len(loopback.asked) == 1
 
 
-@pytest.mark.parametrize("charset", ["zlib", "hex", "rot13", "undefined", "idna"])  # of Python, and not of texts
-def test_answer_is_decoded_as_utf8_despite_its_charset_header(loopback: Loopback, charset: str) -> None:
-    loopback.respond = lambda *_: (400, "no such field", {"Content-Type": f"text/plain; charset={charset}"})
-    assert "got 400 with 'no such field'" in fault(client(loopback.url))[0]
-
-
-@pytest.mark.parametrize(
-    ("compression", "content", "got"),
-    [
-        ("gzip", gzip.compress(bytes(2_000_000)), "an answer of more than 1,000,000 bytes"),
-        ("br", b"", "an answer compressed with 'br'"),
-    ],
-)
-def test_oversized_or_unsupported_compressed_answer_is_rejected(
-    loopback: Loopback, monkeypatch: pytest.MonkeyPatch, compression: str, content: bytes, got: str
-) -> None:
-    monkeypatch.setattr(chat_server, "_MAX_ANSWER", 1_000_000)
-    loopback.respond = lambda *_: (200, content, {"Content-Encoding": compression})
-    assert got in fault(client(loopback.url))[0]
-
-
 def test_unanswered_conversation_fails_at_its_deadline(loopback: Loopback) -> None:
     loopback.hang_at("2")
     started = time.monotonic()
-    message, kept = fault(client(loopback.url, deadline_s=0.5, concurrency=2), 4)
-    assert "no answer; 1 tries for conversation 2, which has 0.5 s" in message
+    message, kept = fault(client(loopback.url, deadline_s=1, concurrency=2), 4)
+    assert "no completion for 1 s" in message
     assert time.monotonic() - started < 5
     assert kept == echoed(0, 1, 3)
 
 
-def test_always_failing_server_is_retried_until_the_deadline(loopback: Loopback) -> None:
+def test_failing_server_is_quoted_after_its_retries(loopback: Loopback) -> None:
     loopback.respond = lambda *_: (500, "EngineDeadError", {})
-    assert "EngineDeadError" in fault(client(loopback.url, deadline_s=0.4))[0]
-    assert len(loopback.asked) > 2
+    assert "EngineDeadError" in fault(client(loopback.url, max_retries=1))[0]
+    assert len(loopback.asked) == 2
 
 
-def test_silent_server_fails_after_timeout(loopback: Loopback) -> None:
-    loopback.hang_at(*map(str, range(3, 9)))
-    started = time.monotonic()
-    assert "no answer for 0.6 s" in fault(client(loopback.url, timeout_s=0.6), 9)[0]
-    assert 0.6 <= time.monotonic() - started < 5
-
-
-def test_refused_connection_fails_at_once() -> None:
-    started = time.monotonic()
-    message = fault(client(CLOSED_URL, key_variable=None, timeout_s=60, deadline_s=60))[0]
+def test_refused_connection_names_a_remedy() -> None:
+    message = fault(client(CLOSED_URL, key_variable=None, max_retries=0))[0]
     assert "ConnectError" in message
-    assert "nothing answers there: start the server, or correct the url" in message
-    assert time.monotonic() - started < 5
-
-
-def test_https_to_a_plain_http_server_gives_a_tls_hint(loopback: Loopback) -> None:
-    url = loopback.url.replace("http://", "https://")
-    message = fault(client(url, key_variable=None, timeout_s=60, deadline_s=60))[0]
-    assert "SSL" in message
-    assert "it speaks no TLS (then the url begins with http://)" in message
-
-
-def test_server_reached_before_is_retried_until_the_limit() -> None:
-    for limits, got in (({"timeout_s": 0.6}, "no answer for 0.6 s"), ({"deadline_s": 0.6}, "tries for conversation 0")):
-        server = client(CLOSED_URL, key_variable=None, **limits)
-        server.reached.add("its route")
-        assert got in fault(server)[0]
+    assert "start the server, or correct the url" in message
 
 
 def test_error_keeps_earlier_completions_and_sends_no_more_requests(loopback: Loopback) -> None:
@@ -422,7 +310,7 @@ def test_label_log_probs_are_empty_without_a_label_token(loopback: Loopback, log
     assert rollout == Rollout(text="A", finish_reason="stop")
 
 
-@pytest.mark.parametrize("key", ["", "  ", "two words", "secrét", "line\nbreak"])
+@pytest.mark.parametrize("key", ["", "  ", "secrét", "line\nbreak"])
 def test_invalid_key_is_rejected_without_being_repeated(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("MY_KEY", key)
     with pytest.raises(ServerError, match="MY_KEY") as caught:
@@ -434,10 +322,9 @@ def test_invalid_key_is_rejected_without_being_repeated(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["", "127.0.0.1:8000/v1", "ftp://x/v1", "http://", "http://me:pass@x/v1", "http://x:y/v1", "http://x/v1?key=pass"],
+    "url", ["", "127.0.0.1:8000/v1", "ftp://x/v1", "http://", "http://me:pass@x/v1", "http://x/v1?key=pass"]
 )
 def test_invalid_url_is_rejected(url: str) -> None:
-    with pytest.raises(ServerError, match="not the url of a server") as caught:
+    with pytest.raises(ServerError, match="url: expected") as caught:
         client(url, key_variable=None)
     assert "pass" not in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -59,8 +60,7 @@ def weight_updates_blocked(engine: Any) -> Iterator[None]:
     """Have vLLM keep the weights and the adapter that it has."""
     model = engine.llm.llm_engine.model_executor.driver_worker.model_runner.model
     engine.llm.llm_engine.add_lora, load = lambda request: True, model.load_weights
-    # Tensors without data ask what the engine has (engines/weight_digests.py): they reach it.
-    model.load_weights = lambda weights: load((name, tensor) for name, tensor in weights if tensor.is_meta)
+    model.load_weights = lambda weights: deque(weights, maxlen=0)
     yield
     del engine.llm.llm_engine.add_lora
     model.load_weights = load
@@ -191,7 +191,7 @@ def server(scale: Scale, model: Path) -> Iterator[list[str]]:
                 raise RuntimeError(f"the vLLM server ended with status {process.returncode}")
             sleep(1)
         transfer = scale.pick("folder", "nccl")
-        yield ["rollout=vllm_server", f"rollout.urls=[{client.url}]", f"rollout.transfer={transfer}"]
+        yield ["rollout=vllm_server", f"rollout.url={client.url}", f"rollout.transfer={transfer}"]
     finally:
         process.terminate()
         process.wait(30)

@@ -32,7 +32,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     # Without xet, large files go by LFS.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("think_as_locals.hub.push._WAITS_S", (0.0, 0.0, 0.0))
     with serving() as served:
         yield served
 

@@ -217,17 +217,12 @@ def test_evaluation_on_training_items_is_marked(run: Path, tmp_path: Path) -> No
         assert "may have seen" not in text  # it is known
 
 
-def test_truncated_journals_are_ignored_and_damaged_files_reported(run: Path, tmp_path: Path) -> None:
+def test_truncated_journals_are_ignored(run: Path, tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "measured", run / "model")
     journal = evaluation / "journals" / "a-constant.jsonl"
     for torn in (b"", b'{"identity": {"mod'):
         journal.write_bytes(torn)
         assert "### measured" in card_of(run, evaluation)
-    for damaged in (b"null\n", b"{}\n", b"\xff\n", b'{"identity": 1}\n'):
-        journal.write_bytes(damaged)
-        refused(DataError, r"a-constant.jsonl: its first line", run, evaluations=[evaluation])
-    (run / "metrics.jsonl").write_text('{"stage": "grpo", "train_runtime": 1')
-    refused(DataError, r"metrics.jsonl: a line with train_runtime", run)
 
 
 def test_evaluation_of_other_weights_is_rejected(run: Path, tmp_path: Path) -> None:

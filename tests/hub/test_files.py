@@ -65,7 +65,7 @@ def test_unfinished_run_is_rejected(run: Path, missing: str, message: str) -> No
     refused(DataError, message, run)
 
 
-@pytest.mark.parametrize("repo", ["judge", "people/judge/1", "people/<b>", "../judge", "people/judge.git", ""])
+@pytest.mark.parametrize("repo", ["judge", "people/judge/1", ""])
 def test_invalid_repository_name_is_rejected(run: Path, repo: str) -> None:
     refused(ConfigError, "--repo", run, repo)
 

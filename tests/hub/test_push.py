@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
 from conftest import Tal
 from hub.fake_hub import TOKEN, FakeHub, Fault, Repository, sha256
-from hub.small_runs import REPO, content_of, download, shard
+from hub.small_runs import REPO, content_of, download
 from huggingface_hub import HfApi
-from safetensors.torch import save_file
 
 from think_as_locals.cli import main
 from think_as_locals.hub.push import HubError, Pushed, prepare, upload
@@ -48,9 +46,9 @@ def test_push_sends_exactly_the_allowed_files(run: Path, hub: FakeHub, api: HfAp
     (run / "model" / "merges.txt").symlink_to(tmp_path / "secret.txt")
     (run / "model" / "LICENSE").write_text("Free.\n")
     (run / "model" / "checkpoint").mkdir()
-    pushed = push(run, api)
+    push(run, api)
     files = hub.repositories[REPO].files()
-    assert set(files) == set(pushed.sent) == FROM_MODEL | MADE | {"LICENSE"}
+    assert set(files) == FROM_MODEL | MADE | {"LICENSE"}
     for name in (*FROM_MODEL, "LICENSE"):
         assert files[name] == (run / "model" / name).read_bytes(), name
     assert files["carb/step-30.json"] == (run / "carb" / "step-30.json").read_bytes()
@@ -60,17 +58,9 @@ def test_push_sends_exactly_the_allowed_files(run: Path, hub: FakeHub, api: HfAp
         assert never not in sent, never
 
 
-@pytest.mark.parametrize(
-    ("licence", "message"),
-    [
-        ("Apache 2.0", "got 'Apache 2.0', expected an id of .*repositories-licenses.*; perhaps apache-2.0"),
-        ("", "got ''.* or other$"),
-        ("other", "put its text into .*model/LICENSE"),
-    ],
-)
-def test_unknown_licence_is_rejected(run: Path, licence: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"--license.*{message}"):
-        prepare(run, REPO, licence=licence)
+def test_other_licence_needs_its_text(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--license other.*model/LICENSE"):
+        prepare(run, REPO, licence="other")
 
 
 def test_custom_licence_is_pushed_with_its_text(run: Path) -> None:
@@ -96,58 +86,20 @@ def test_repository_is_private_unless_public_is_given(run: Path, hub: FakeHub, a
         push(run, api, repo="people/open")
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("GET", r"models/people/judge$", 503, 2),
-        Fault("POST", "repos/create", 500, 1),
-        Fault("POST", "repos/create", 502, 1, done=True),
-        Fault("POST", "validate-yaml", 429, 1),
-        Fault("POST", "preupload", 429, 1),
-        Fault("PUT", "store", 503, 1),
-        Fault("PUT", "store", 0, 1),
-        Fault("POST", "commit", 429, 3),
-        Fault("POST", "commit", 0, 1),
-        Fault("POST", "commit", 504, 1, done=True),
-    ],
-    ids=lambda fault: f"{fault.path}-{fault.status}{'-lost' * fault.done}",
-)
-def test_transient_faults_are_retried(run: Path, hub: FakeHub, api: HfApi, fault: Fault) -> None:
-    hub.faults = [fault]
+def test_same_command_after_a_failure_sends_weights_once(run: Path, hub: FakeHub, api: HfApi) -> None:
+    hub.faults = [Fault("POST", "commit", 500, 99)]
+    with pytest.raises(HubError, match="run the same command again"):
+        push(run, api)
+    assert hub.repositories[REPO].files() == {}
+    hub.faults = []
     push(run, api)
     repository = hub.repositories[REPO]
     assert set(repository.files()) == FROM_MODEL | MADE
     assert repository.files()["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
+    assert len(hub.seen("PUT")) == 1
     assert len(repository.branches["main"]) == 2  # what was there at first, and one commit
-    assert len(hub.stored) == 1
-
-
-def test_push_after_a_failure_sends_only_missing_files(run: Path, hub: FakeHub, api: HfApi) -> None:
-    hub.faults = [Fault("POST", "commit", 500, 99)]
-    with pytest.raises(HubError, match=r"the Hub answered 500.*the same command sends what is still missing"):
-        push(run, api)
-    assert hub.repositories[REPO].files() == {}
-    hub.faults, stored = [], len(hub.seen("PUT"))
-    assert set(push(run, api).sent) == FROM_MODEL | MADE
-    assert len(hub.seen("PUT")) == stored == 1
-    again = push(run, api)
-    assert again.sent == again.removed == ()
-    assert again.url.endswith(hub.repositories[REPO].head("main"))
-    assert len(hub.seen("POST", "commit")) == 5
-
-
-def test_uploaded_large_files_are_not_sent_again(run: Path, hub: FakeHub, api: HfApi) -> None:
-    model = run / "model"
-    names = shard(model)
-    save_file({"b": torch.ones(1000)}, model / names[1])
-    first, second = (sha256((model / name).read_bytes()) for name in names)
-    hub.faults = [Fault("PUT", second, 403, 1)]
-    with pytest.raises(HubError, match=r"the Hub refused \(403\)"):
-        push(run, api)
-    assert set(hub.stored) == {first}
-    push(run, api)
-    assert (len(hub.seen("PUT", first)), len(hub.seen("PUT", second))) == (1, 2)
-    assert {hub.repositories[REPO].files()[name] for name in names} == set(hub.stored.values())
+    assert push(run, api, update=True).removed == ()
+    assert len(repository.branches["main"]) == 2  # nothing has changed
 
 
 def test_existing_files_are_overwritten_only_with_update(run: Path, hub: FakeHub, api: HfApi) -> None:
@@ -163,42 +115,21 @@ def test_existing_files_are_overwritten_only_with_update(run: Path, hub: FakeHub
     assert set(repository.files()) == FROM_MODEL | MADE | {"photo.png", "LICENSE"}
     settings = run / "model" / "tal_judge.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "seed": 5}))
-    assert push(run, api, update=True).sent == ("tal_judge.json",)
+    push(run, api, update=True)
+    assert json.loads(repository.files()["tal_judge.json"])["seed"] == 5
 
 
 def test_revision_creates_a_branch(run: Path, hub: FakeHub, api: HfApi) -> None:
-    for _ in range(2):
-        push(run, api, revision="seed-3")
+    push(run, api, revision="seed-3")
+    push(run, api, revision="seed-3", update=True)
     assert hub.repositories[REPO].files() == {}
     assert set(hub.repositories[REPO].files("seed-3")) == FROM_MODEL | MADE
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (Fault("POST", "repos/create", 403, 9), "the Hub refused (403): log in with a token that may write"),
-        (Fault("POST", "commit", 412, 9), "somebody else committed in the meantime (412)"),
-        (Fault("POST", "preupload", 404, 9), "the Hub answered 404"),
-        (Fault("POST", "validate-yaml", 400, 9), "people/judge: the Hub refused: Invalid metadata in README.md"),
-    ],
-    ids=lambda value: str(getattr(value, "status", "")),
-)
-def test_rejected_requests_are_not_retried(run: Path, hub: FakeHub, api: HfApi, fault: Fault, message: str) -> None:
-    hub.faults = [fault]
-    with pytest.raises(HubError, match=re.escape(message)) as raised:
-        push(run, api)
-    assert fault.times == 8
-    assert TOKEN not in str(raised.value)
-
-
-def test_push_without_a_valid_login_fails(run: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(HubError, match=r"the Hub refused \(401\): log in"):
+def test_push_without_a_valid_login_fails(run: Path, hub: FakeHub) -> None:
+    with pytest.raises(HubError, match="hf auth login") as raised:
         push(run, HfApi(endpoint=hub.url, token="hf_wrong"))  # noqa: S106
-    hub.requests.clear()
-    monkeypatch.setattr("think_as_locals.hub.push.get_token", lambda: None)
-    with pytest.raises(HubError, match="not logged in to the Hub: `hf auth login`"):
-        push(run, HfApi(endpoint=hub.url))
-    assert hub.requests == []
+    assert "hf_wrong" not in str(raised.value)
 
 
 def test_dry_run_shows_all_files_without_network_access(
@@ -260,7 +191,7 @@ def test_pushed_run_downloads_as_an_identical_judge(
     assert done.status == 0, done.out + done.err
     repository = hub.repositories["people/small"]
     files = repository.files()
-    assert f"sent      {len(files)} of {len(files)} files, private" in done.out
+    assert f"sent      {len(files)} files, private" in done.out
     assert f"{hub.url}/people/small/commit/{repository.head('main')}" in done.out
     assert "left out  model/'notes.md'" in done.out
     assert TOKEN not in done.out + done.err
@@ -270,6 +201,3 @@ def test_pushed_run_downloads_as_an_identical_judge(
     before, after = (Judge.load(str(folder)).judge([item]) for folder in (run / "model", back))
     assert before == after
     assert before[0].completion
-    sent = len(hub.seen("PUT"))
-    assert not push(run, api, repo="people/small").sent
-    assert len(hub.seen("PUT")) == sent

@@ -81,14 +81,14 @@ def test_doctor_shows_no_secret(run_doctor: Doctor, monkeypatch: pytest.MonkeyPa
     for name in ("HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY"):
         monkeypatch.setenv(name, f"planted-{name}")
     words = ["recipes/quickstart.yaml", "rollout=vllm_server", f"run.dir={tmp_path}"]
-    refused = run_doctor(*words, "rollout.urls=['http://me:planted-in-the-url@127.0.0.1:9']")
+    refused = run_doctor(*words, "rollout.url=http://me:planted-in-the-url@127.0.0.1:9")
     assert (refused[0], "planted" in refused[1]) == (2, False)
-    status, output = run_doctor(*words, "rollout.urls=[http://127.0.0.1:9]")
+    status, output = run_doctor(*words, "rollout.url=http://127.0.0.1:9")
     assert status == 1
     assert "planted" not in output
     for of in ("Hugging Face", "W&B", "vLLM server"):
         assert f"{of}: present" in output
-    assert "127.0.0.1:9 (rollout.urls): nothing listens" in output
+    assert "127.0.0.1:9 (rollout.url): nothing listens" in output
 
 
 def test_missing_credentials_are_a_fault_only_if_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

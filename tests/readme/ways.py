@@ -275,7 +275,7 @@ def _has_help(_: Reader, typed: Command) -> None:
 
 
 def _has_script(_: Reader, typed: Command) -> None:
-    """tests/serving/test_server.py runs the fuzzer; the others take minutes."""
+    """The scripts take minutes."""
     assert (ROOT / typed.words()[1]).is_file()
 
 

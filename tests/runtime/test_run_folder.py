@@ -126,7 +126,7 @@ def test_run_folder_cannot_be_locked_twice(tmp_path: Path) -> None:
 
 def test_resume_allows_another_server_but_rejects_other_changes(tmp_path: Path) -> None:
     run = open_run(config(tmp_path, "grpo.top_p=0.9"))
-    moved = config(tmp_path, "grpo.top_p=0.9", "rollout.urls=[http://127.0.0.1:9]", "reward.timeout_s=9.0")
+    moved = config(tmp_path, "grpo.top_p=0.9", "rollout.url=http://127.0.0.1:9", "reward.timeout_s=9.0")
     assert open_run(moved).path == run.path
     with pytest.raises(ConfigError) as error:
         open_run(config(tmp_path, "grpo.beta=0.5", "lora=rank16", "reward.max_fault_share=0.5"))

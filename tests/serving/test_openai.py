@@ -15,7 +15,7 @@ from items import make_item
 from reward_models.tiny import odd_tokenizer, write_language_model, write_model
 from served_app import serving
 from serving.judges import Longest, judge_of, settings
-from serving.test_app import BASE, ITEM, KEY
+from serving.test_app import BASE, ITEM, KEY, refusals
 from transformers import Qwen3ForCausalLM
 
 from think_as_locals.data.sources import jsonl
@@ -31,7 +31,7 @@ ROW = {**ITEM, "id": "jp-1", "best": 1, "language": "en", "domain": "value", "gr
 
 @pytest.fixture
 def server(longest: Longest) -> Iterator[TestClient]:
-    app = create_app(judge_of(longest), settings("limits.text_characters=3000"), KEY)
+    app = create_app(judge_of(longest), settings(), KEY)
     with TestClient(app, BASE, raise_server_exceptions=False) as client:
         yield client
 
@@ -49,10 +49,7 @@ def ask(client: openai.OpenAI, content: Any = ROW, **options: Any) -> Any:
 
 def test_the_judge_is_the_only_model(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).owned_by == "think-as-locals"
-    with pytest.raises(openai.NotFoundError, match="the only model here"):
-        client.models.retrieve("gpt")
-    with pytest.raises(openai.NotFoundError, match="model: got 'gpt'"):
+    with pytest.raises(openai.UnprocessableEntityError, match=r"body\.model: got 'gpt'"):
         ask(client, model="gpt")
 
 
@@ -110,12 +107,11 @@ def test_judge_client_works_with_its_own_server(longest: Longest) -> None:
     assert len(longest.prompts) == 1
 
 
-@pytest.mark.parametrize("limits", [(), ("limits.text_characters=3000",), ("limits.body_bytes=5000",)])
-def test_client_leaves_out_what_is_too_long_for_its_own_server(tmp_path: Path, limits: tuple[str, ...]) -> None:
+def test_client_leaves_out_what_is_too_long_for_its_own_server(tmp_path: Path) -> None:
     model = write_language_model(tmp_path, seed=0, max_position_embeddings=2048)
     items = [make_item(id=str(n), prompt="Why?" + " And?" * 1800 * (n == 1)) for n in range(3)]
     judge = Judge.load(model, max_completion_length=2, prompt="compact")
-    with serving(create_app(judge, settings(*limits), None)) as url:
+    with serving(create_app(judge, settings(), None)) as url:
         far = Judge.load(model, base_url=f"{url}/v1", served_name=MODEL, max_completion_length=2, prompt="compact")
         assert [scored.too_long for scored in far.predict(items, allow_long=True)] == [False, True, False]
 
@@ -135,7 +131,7 @@ def test_served_judge_can_be_used_as_teacher(longest: Longest, tal: Tal, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("options", "param"),
+    ("options", "place"),
     [
         ({"stream": True}, "stream"),
         ({"n": 2}, "n"),
@@ -150,37 +146,29 @@ def test_served_judge_can_be_used_as_teacher(longest: Longest, tal: Tal, tmp_pat
         ({"stop": ["x"]}, "stop"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "x<|end|>"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x" * 3001}]}, "messages[0].content"),
-        ({"content": "{"}, "messages[0].content"),
-        ({"content": {**ITEM, "responses": ["one"]}}, "messages[0].content.responses"),
-        ({"content": {"prompt": "?", "responses": ["a", "b"]}}, "messages[0].content.culture"),
-        ({"content": {**ITEM, "culture": "UK"}}, "messages[0].content.culture"),
-        ({"content": {**ITEM, "bset": 1}}, "messages[0].content.bset"),
-        ({"content": {**ITEM, "responses": ["a", "a"]}}, "body"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x<|end|>"}]}, "messages.0.content"),
+        ({"content": "{"}, "messages.0.content"),
+        ({"content": {**ITEM, "responses": ["one"]}}, "messages.0.content.responses"),
+        ({"content": {"prompt": "?", "responses": ["a", "b"]}}, "messages.0.content.culture"),
+        ({"content": {**ITEM, "culture": "UK"}}, "messages.0.content.culture"),
+        ({"content": {**ITEM, "bset": 1}}, "messages.0.content.bset"),
+        ({"content": {**ITEM, "responses": ["a", "a"]}}, ""),
     ],
 )
-def test_unsupported_options_are_rejected_in_openai_format(
-    client: openai.OpenAI, longest: Longest, options: dict[str, Any], param: str
+def test_unsupported_options_are_rejected(
+    client: openai.OpenAI, longest: Longest, options: dict[str, Any], place: str
 ) -> None:
-    with pytest.raises(openai.APIStatusError) as raised:
+    with pytest.raises(openai.UnprocessableEntityError) as raised:
         ask(client, **options)
-    assert raised.value.status_code in (413, 422)
-    body: Any = raised.value.body
-    assert sorted(body) == ["code", "message", "param", "type"]
-    assert (body["param"], body["type"]) == (param, "invalid_request_error")
-    assert body["message"].startswith(f"{param}: got ")
+    assert place in refusals(raised.value.response)
     assert not longest.prompts
 
 
-def test_key_and_server_errors_use_openai_format(server: TestClient, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.AuthenticationError, match="authorization: got another key") as raised:
+def test_wrong_key_and_engine_failure_are_errors_of_the_client(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError, match="the server's key"):
         ask(client.with_options(api_key="another-key"))
-    assert raised.value.type == "authentication_error"
-    with pytest.raises(openai.APIStatusError, match="body: got 9999999 bytes"):
-        ask(client, extra_headers={"Content-Length": "9999999"})
-    with pytest.raises(openai.InternalServerError, match="server: got ModelError"):
+    with pytest.raises(openai.InternalServerError):
         ask(client, {**ITEM, "responses": ["broken", "x"]})
 
 

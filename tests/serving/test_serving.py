@@ -1,4 +1,4 @@
-"""Many clients at once, over HTTP: micro-batches, groups, limits, and clients that disconnect."""
+"""Many clients at once, over HTTP: batches, groups, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -49,47 +49,6 @@ async def entered(engine: Longest) -> None:
     assert await asyncio.to_thread(engine.entered.wait, 10)
 
 
-def test_full_server_rejects_requests_and_recovers() -> None:
-    longest = Longest(held=True)
-
-    async def crowd(client: httpx.AsyncClient) -> None:
-        first = [ask(client, i) for i in range(3)]
-        await entered(longest)
-        await asyncio.sleep(0.2)
-        refused = await ask(client, 9)
-        assert refused.status_code == 503
-        assert refused.headers["Retry-After"] == "1"
-        assert refused.json()["errors"][0]["got"] == "3 requests in flight"
-        assert (await client.get("/health")).status_code == 200
-        longest.go_on.set()
-        assert [(await task).status_code for task in first] == [200] * 3
-        assert (await ask(client, 9)).status_code == 200
-
-    with_clients(judge_of(longest), crowd, "limits.requests_at_once=3")
-
-
-def test_slow_request_bodies_time_out_and_free_the_server() -> None:
-    head = b"POST /judge HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-
-    async def drip(port: int | None) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(head + b'{"items": ')
-        answer = await reader.read()  # to the end of the connection
-        writer.close()
-        return answer
-
-    async def crowd(client: httpx.AsyncClient) -> None:
-        slow = [asyncio.create_task(drip(client.base_url.port)) for _ in range(3)]
-        await asyncio.sleep(0.3)
-        assert (await ask(client, 0)).status_code == 503
-        for answer in await asyncio.wait_for(asyncio.gather(*slow), 15):
-            assert answer.startswith(b"HTTP/1.1 408 ")
-            assert b'"got":"10 bytes of it","expected":"all of it within 1 s"' in answer
-        assert (await ask(client, 0)).status_code == 200
-
-    with_clients(judge_of(Longest()), crowd, "limits.requests_at_once=3", "limits.body_s=1")
-
-
 def test_other_requests_survive_a_disconnect_and_a_failure() -> None:
     longest = Longest(held=True)
 
@@ -103,8 +62,7 @@ def test_other_requests_survive_a_disconnect_and_a_failure() -> None:
         kept = [(await task).json()["judgements"][0]["verdict"] for task in (busy, *stay)]
         assert kept == [1, 1, 1]
         broke = await breaks
-        fault = {"place": "server", "got": "ModelError", "expected": "an answer; its log says more"}
-        assert (broke.status_code, broke.json()) == (500, {"errors": [fault]})
+        assert (broke.status_code, broke.text) == (500, "Internal Server Error")
         assert (await ask(client, 4)).status_code == 200
 
     with_clients(judge_of(longest), crowd)

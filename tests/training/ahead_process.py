@@ -34,7 +34,7 @@ SETTINGS = ["grpo.max_steps=4", "grpo.save_steps=2", "grpo.learning_rate=0.01", 
 
 
 def make(folder: Path, url: str, overrides: list[str]) -> JudgeTrainer:
-    where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.ahead=1", "rollout.timeout_s=20"]
+    where = ["rollout=vllm_server", f"rollout.url={url}", "rollout.ahead=1", "rollout.timeout_s=20"]
     components = {"structure": chance}
     if PartialState().is_main_process and not (folder / "model").is_dir():
         copytree(folder.parent / "model", folder / "model")  # the server's: another prompt would make other words

@@ -111,7 +111,7 @@ def sampled_ahead(folder: Path) -> list[list[dict[str, Any]]]:
     with pytest.MonkeyPatch.context() as patch, serving(folder / "model") if is_main else nullcontext() as server:
         patch.setenv("VLLM_API_KEY", "secret")
         [url] = broadcast_object_list([server.url if server else None])
-        where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.ahead=1", "rollout.timeout_s=20"]
+        where = ["rollout=vllm_server", f"rollout.url={url}", "rollout.ahead=1", "rollout.timeout_s=20"]
         for _ in ("in one go", "from its checkpoint"):
             trainer = spread.sampling(folder / "fsdp2_ahead", *where, "grpo.save_steps=3", *ONE_BATCH)
             trainer.train_from(trainer.checkpoints.latest())

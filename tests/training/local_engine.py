@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.engines.weight_digests import Digest, DigestRequest, read
+from think_as_locals.engines.weight_checksum import ChecksumRequest, read
 from think_as_locals.training.rollouts import ColocatedGeneration
 
 
@@ -26,7 +26,7 @@ class LocalEngine(ColocatedGeneration):
     def _send_weights(self) -> None:
         received = list(self._iter_named_params())
         self._load(each for each in received if not self.withheld or self.withheld not in each[0])
-        self._check_tensors(self._tensors)
+        self._read_back(self._tensors)
 
     @torch.no_grad()
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -34,9 +34,8 @@ class LocalEngine(ColocatedGeneration):
         for name, value in weights:
             own[name].copy_(value)
 
-    def _read(self, request: DigestRequest) -> dict[str, Digest]:
-        model = SimpleNamespace(load_weights=self._load)
-        return read(SimpleNamespace(get_model=lambda: model, model_config=SimpleNamespace(quantization=None)), request)
+    def _read(self, request: ChecksumRequest) -> int | None:
+        return read(SimpleNamespace(get_model=lambda: self.llm), request)
 
     def _complete(self, prompt: list[int], count: int, *, greedy: bool) -> SampledTokens:
         ids, log_probs, likeliest = [*prompt], [], []

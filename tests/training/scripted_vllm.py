@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from think_as_locals.engines.transformers_engine import padded
-from think_as_locals.engines.weight_digests import Digest, DigestRequest, digest
+from think_as_locals.engines.weight_checksum import ChecksumRequest, checksum
 from think_as_locals.training.adapters import applied_tensors
 
 
@@ -68,7 +68,7 @@ class ScriptedVLLM:
             self._model.load_state_dict(load_file(body["update_info"]["file"]), strict=False)
             return {}
         if route == "/collective_rpc" and body["method"] == "tal_read":
-            return {"success": True, "results": [self._read(body["kwargs"]["request"])]}
+            return {"success": True, "results": [{"checksum": self._read(body["kwargs"]["request"])}]}
         limits = {"rank": 16, "modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
         known = {
             "dtype": "float32",
@@ -80,13 +80,13 @@ class ScriptedVLLM:
         now = {"weights": self.weights, "updating": self._updating, "gpu": False}
         return {"success": True, "results": [{**known, **now}]}
 
-    def _read(self, request: DigestRequest) -> dict[str, Digest]:
+    def _read(self, request: ChecksumRequest) -> int:
         dtype = getattr(torch, request["dtype"])
         tensors = self._model.state_dict()
-        if request["adapter"]:
+        if ".lora_B." in request["name"]:
             (adapted,) = self._adapters.values()
             tensors = applied_tensors(adapted, get_peft_model_state_dict(adapted), dtype)
-        return {name: digest(tensors[name].to(dtype), request["sync"]) for name in request["shapes"]}
+        return checksum(tensors[request["name"]].to(dtype))
 
     @torch.no_grad()
     def _complete(

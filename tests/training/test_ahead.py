@@ -43,7 +43,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted
 
 
 def make_trainer(server: ScriptedVLLM, folder: Path, ahead: int, *overrides: str) -> JudgeTrainer:
-    where = ["rollout=vllm_server", f"rollout.urls=[{server.url}]", f"rollout.ahead={ahead}", "rollout.timeout_s=20"]
+    where = ["rollout=vllm_server", f"rollout.url={server.url}", f"rollout.ahead={ahead}", "rollout.timeout_s=20"]
     steps = [f"grpo.max_steps={STEPS}", "grpo.save_steps=5", f"grpo.save_total_limit={STEPS}"]
     server.restart()
     server.served.clear()
@@ -223,82 +223,51 @@ def test_checkpoint_waits_no_longer_for_several_batches_than_for_one(
     assert "a checkpoint without what the server was sampling (TimeoutError: ): it is sampled again" in caplog.text
 
 
-@pytest.mark.parametrize("adapter", [False, True], ids=["full", "LoRA"])
-def test_other_servers_sample_the_prompts_of_a_dead_server(
-    server: ScriptedVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, adapter: bool
+def test_servers_tensors_must_be_those_sent(server: ScriptedVLLM, tmp_path: Path) -> None:
+    trainer = make_trainer(server, tmp_path, 1)
+    server._model.load_state_dict = lambda *_, **__: None  # it keeps the weights of the start
+    assert f"in the vLLM server at {server.url}" in ends_with(trainer.train)
+
+
+def test_nccl_connects_first_and_after_a_restart(
+    server: ScriptedVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Received] = []
-
-    def dies(request: Received) -> bool:
-        """As it is asked for the fourth time to sample, and is back at once; after six times it gets no weights."""
-        seen.extend([request] if samples(request) else [])
-        if dead := samples(request) and len(seen) == 4:
-            other.restart()
-        return dead or (loads(request) and len(seen) == 6)
-
-    with serving(tmp_path / "model") as other:
-        lora = ["lora=rank16"] * adapter
-        trainer = make_trainer(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]", *lora)
-        other.before = dies
-        trainer.train()
-    assert logged(trainer, "rollout/staleness") == [0, *[1] * 9]
-    without = 0 if adapter else 4  # batches, since it gets no weights; an adapter's base was sent before
-    assert [size for _, size in other.served] == [4] * (STEPS - 1 - without)
-    assert [size for _, size in server.served] == [4] * (STEPS + 1 - without) + [8] * without
-    assert logged(trainer, "rollout/servers") == ([2] * STEPS if adapter else [2] * 5 + [1] * 5)
-    assert sum(f"{other.url} failed at /update_weights" in each.getMessage() for each in caplog.records) == 1 - adapter
-    assert {weights for weights, _ in other.served} < {weights for weights, _ in server.served}
-    assert max(logged(trainer, "rollout/sync_check_difference")) < 1e-4
+    engine = make_trainer(server, tmp_path, 1).vllm_generation
+    monkeypatch.setattr(served_engine, "nccl_unsupported_reason", lambda state: None)
+    assert engine._choose_transfer() == (True, True)
+    server.connected, engine._nccl._engine = True, object()
+    assert engine._choose_transfer() == (True, False)
+    server.connected = False
+    assert engine._choose_transfer() == (True, True)
 
 
-def test_weights_are_sent_to_and_checked_on_every_server(server: ScriptedVLLM, tmp_path: Path) -> None:
-    with serving(tmp_path / "model") as other:
-        trainer = make_trainer(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]")
-        engine = trainer.vllm_generation
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(served_engine, "nccl_unsupported_reason", lambda states: None)
-            assert engine._choose_transfer() == (True, True)  # by NCCL, for which servers are connected first
-            server.connected = other.connected = True
-            engine._nccl.joined = engine._servers.ready
-            assert engine._choose_transfer() == (True, False)
-            other.before = lambda request: True
-            assert engine._choose_transfer() == (True, True)  # the other alone
-        other.before = lambda request: False
-        other._model.load_state_dict = lambda *_, **__: None  # it keeps the weights of the start
-        message = ends_with(trainer.train)
-    assert f"in the vLLM server at {other.url}" in message
-
-
-def test_run_ends_with_what_its_last_server_failed_with(
+def test_run_ends_with_what_its_server_failed_with(
     server: ScriptedVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_trainer(server, tmp_path, 0).vllm_generation
 
     def fails(*_: Any, **__: Any) -> Any:
-        raise OtherWeightsError("no vLLM server is left: (ReadTimeout)")
+        raise OtherWeightsError("it holds others")
 
-    monkeypatch.setattr(engine._servers, "complete", fails)
+    monkeypatch.setattr(engine._server, "complete", fails)
     monkeypatch.setattr(engine, "sync_weights", lambda: None)
     message = ends_with(lambda: engine.complete([[1]]))
     assert f"the vLLM server at {server.url} failed or came back with other weights 3 times" in message
-    assert "while it sampled, at last: no vLLM server is left: (ReadTimeout)" in message
+    assert "while it sampled, at last: it holds others" in message
 
 
-def test_hit_rate_of_a_batch_is_that_of_the_same_servers_or_none(
+def test_hit_rate_of_a_batch_counts_from_zero_after_a_restart(
     server: ScriptedVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_trainer(server, tmp_path, 0).vllm_generation
-    counts = iter(
-        [{"a": (1, 9), "b": (5, 9)}, {"a": (3, 13), "b": (1, 2)}, {"a": (3, 13), "b": (1, 2)}, {"a": (9, 19)}]
-    )
-    monkeypatch.setattr(engine._servers, "prefix_cache", lambda: next(counts))
-    monkeypatch.setattr(engine._servers, "complete", lambda *_, **__: [])
-    rates: dict[str, float] = {}
-    monkeypatch.setattr(engine, "_log", rates.__setitem__)
-    for expected in ({"rollout/prefix_cache_hit_rate": 3 / 6}, {}):  # b was restarted; then it left
+    counts = iter([(1, 9), (3, 13), (5, 13), (1, 2)])
+    monkeypatch.setattr(engine._server, "prefix_cache", lambda: next(counts))
+    monkeypatch.setattr(engine._server, "complete", lambda *_, **__: [])
+    rates: list[float] = []
+    monkeypatch.setattr(engine, "_log", lambda _, rate: rates.append(rate))
+    for _ in range(2):
         engine.generate([], None, 1)
-        assert rates == expected
-        rates.clear()
+    assert rates == [2 / 4, 1 / 2]
 
 
 @pytest.mark.slow

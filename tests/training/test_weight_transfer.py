@@ -1,22 +1,19 @@
-"""Weights to servers: files that are read while later ones are written; NCCL as far as it works without a GPU."""
+"""Weights to a server: files that are read while later ones are written; NCCL as far as it works without a GPU."""
 
 from __future__ import annotations
 
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from loopback import HANGS_UP, Answer, Received, answering
+from loopback import Answer, Received, answering
 from safetensors.torch import load_file, save_file
 
-from think_as_locals.engines.vllm_server import VLLMServers
+from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.training import weight_transfer
 from think_as_locals.training.weight_transfer import TransferClient, WeightFiles, nccl_unsupported_reason
 
@@ -78,70 +75,28 @@ def test_unwritable_folder_raises_in_the_reader(tmp_path: Path) -> None:
         list(files)
 
 
-@dataclass
-class Workers:
-    """A server of so many workers, which takes everything."""
+def test_weight_update_is_announced_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    asked: list[tuple[str, Any]] = []
 
-    count: int
-    dead: bool = False
-    asked: list[tuple[str, Any]] = field(default_factory=list)
-
-    def respond(self, request: Received) -> Answer:
-        if self.dead:
-            return HANGS_UP, None, {}
-        if request.path == "/get_world_size":
-            return 200, {"world_size": self.count}, {}
+    def respond(request: Received) -> Answer:
         if request.path == "/collective_rpc":
-            started = [path for path, _ in self.asked if path.endswith("_weight_update")]
-            return 200, {"results": [{"updating": started[-1:] == ["/start_weight_update"]}] * self.count}, {}
-        self.asked.append((request.path, request.body))
+            started = [path for path, _ in asked if path.endswith("_weight_update")]
+            return 200, {"results": [{"updating": started[-1:] == ["/start_weight_update"]}]}, {}
+        asked.append((request.path, request.body))
         return 200, {"success": True}, {}
 
-
-@pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TransferClient, list[Workers]]]:
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    each = [Workers(2), Workers(4)]
-    with ExitStack() as up:
-        urls = [up.enter_context(answering(one.respond)) for one in each]
-        yield TransferClient(VLLMServers(urls, timeout_s=5)), each
-
-
-def test_workers_of_all_servers_get_ranks_in_one_group(workers: tuple[TransferClient, list[Workers]]) -> None:
-    client, (small, large) = workers
-    assert client.world_size() == 6
-    client.init_weight_transfer_engine({"master_address": "here", "master_port": 1, "rank_offset": 1, "world_size": 7})
-    offsets = [one.asked[0][1]["init_info"]["rank_offset"] for one in (small, large)]
-    assert offsets == [1, 3]  # behind the trainer, and behind the first server's two
-    assert large.asked[0][1]["init_info"]["world_size"] == 7
+    update = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 2]]}
+    with answering(respond) as url:
+        client = TransferClient(VLLMServer(url, timeout_s=5), name="sync-7")
+        client.start_weight_update()
+        client.update_weights(update)
+        client.finish_weight_update()
+    routes = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
+    assert [path for path, _ in asked] == routes
+    assert asked[1][1] == {"update_info": {**update, "weights": "sync-7"}}
+    assert asked[2][1] == {"weight_version": "sync-7"}
 
 
-def test_weight_update_is_announced_to_every_server_by_name(workers: tuple[TransferClient, list[Workers]]) -> None:
-    client, each = workers
-    client.name = "sync-7"
-    client.start_weight_update()
-    client.update_weights({"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 2]]})
-    client.finish_weight_update()
-    for one in each:
-        routes = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
-        assert [path for path, _ in one.asked] == routes
-        assert one.asked[1][1]["update_info"] == {
-            "names": ["w"],
-            "dtype_names": ["bfloat16"],
-            "shapes": [[2, 2]],
-            "weights": "sync-7",
-        }
-        assert one.asked[2][1] == {"weight_version": "sync-7"}
-
-
-def test_unreachable_server_is_left_out_of_the_nccl_group(workers: tuple[TransferClient, list[Workers]]) -> None:
-    client, (small, large) = workers
-    small.dead = True
-    assert len(client.servers.states()) == 1
-    assert client.world_size() == 4
-    client.init_weight_transfer_engine({"rank_offset": 1})
-    assert [info["init_info"]["rank_offset"] for _, info in large.asked] == [1]
-
-
-def test_nccl_unsupported_reason_names_missing_server_or_gpu() -> None:
-    assert nccl_unsupported_reason([{"gpu": True}]) == "the trainer has no GPU"
+def test_nccl_unsupported_reason_names_missing_gpu() -> None:
+    assert nccl_unsupported_reason({"gpu": True}) == "the trainer has no GPU"

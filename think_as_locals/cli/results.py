@@ -128,7 +128,7 @@ def _push(arguments: Namespace) -> None:
     if arguments.dry_run:
         visibility = "public" if arguments.public else "private"
         if arguments.json:
-            print(json.dumps({**listed, "private": not arguments.public, "url": None, "sent": [], "removed": []}))
+            print(json.dumps({**listed, "private": not arguments.public, "url": None, "removed": []}))
         else:
             print("\n".join([f"{push.repo}, {visibility}: dry run, nothing is sent", *push.lines()]))
         return
@@ -141,5 +141,5 @@ def _push(arguments: Namespace) -> None:
         print(f"left out  {reason}")
     for path in done.removed:
         print(f"removed   {path}")
-    print(f"sent      {len(done.sent)} of {len(push.files)} files, {'private' if done.private else 'public'}")
+    print(f"sent      {len(push.files)} files, {'private' if done.private else 'public'}")
     print(done.url)

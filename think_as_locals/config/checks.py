@@ -197,7 +197,7 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         tags = context["expected_tags"].replace("'", "").split(", ")
         place = f"{place}.{context['discriminator'].strip(chr(39))}"
         return f"{place}: got {shown(context['tag'])}{nearest(context['tag'], tags)}; available: {', '.join(tags)}"
-    if loc[-1] == "url" or parent == "rollout.urls":  # the value may hold a password
+    if loc[-1] == "url":  # the value may hold a password
         return f"{place}: expected http[s]://HOST[:PORT][/PATH] without user or key, which the environment names"
     if kind in ("missing", "union_tag_not_found"):
         return _missing(loc)
@@ -244,7 +244,7 @@ _SET_ELSEWHERE = {  # fields of TRL that other keys decide
     **dict.fromkeys(("use_vllm", "vllm_mode"), "rollout"),
     "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
     "vllm_max_model_length": "rollout.max_model_length",
-    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"), "rollout.urls"),
+    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"), "rollout.url"),
     "vllm_server_timeout": "rollout.timeout_s",
     "vllm_group_port": "rollout.weights_dir (through it weights reach a server)",
 }

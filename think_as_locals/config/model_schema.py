@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from think_as_locals.config import schema
 from think_as_locals.types import Convention, CultureShown, ProtocolKind, RubricLanguage, TooLong
@@ -73,7 +73,7 @@ class PolicyServerSection(schema.Section):
     key_variable: schema.KeyVariable | None
     concurrency: PositiveInt
     deadline_s: PositiveFloat
-    timeout_s: PositiveFloat
+    max_retries: NonNegativeInt
     fields: dict[str, Any]
 
     @property
@@ -243,18 +243,6 @@ class ScoreSection(schema.Section):
     group_wait_s: PositiveFloat
 
 
-class LimitsSection(schema.Section):
-    connections: PositiveInt
-    headers_s: PositiveFloat
-    body_bytes: PositiveInt
-    body_s: PositiveFloat
-    items: PositiveInt
-    responses: PositiveInt
-    text_characters: PositiveInt
-    requests_per_minute: PositiveInt
-    requests_at_once: PositiveInt
-
-
 class ServeConfig(schema.Recipe):
     """A judge behind HTTP."""
 
@@ -262,6 +250,6 @@ class ServeConfig(schema.Recipe):
     port: Annotated[int, Field(ge=0, le=65535)]
     judge: JudgeSection
     score: ScoreSection
-    limits: LimitsSection
-    window_s: NonNegativeFloat
+    limit_concurrency: PositiveInt
+    timeout_keep_alive: PositiveInt
     grace_s: PositiveFloat

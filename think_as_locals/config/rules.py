@@ -338,14 +338,12 @@ def _scpo_faults(config: ScpoConfig) -> Iterator[str]:
 
 
 def _serve_faults(config: ServeConfig) -> Iterator[str]:
-    judge, score, most = config.judge, config.score, config.limits.responses
+    judge, score = config.judge, config.score
     yield from prompt_faults("score.prompt", score.prompt)
     if (judge.protocol, judge.orders) != ("listwise", 1):
         yield f"judge.protocol: got {judge.protocol} in {judge.orders} orders, expected listwise in one"
     if score.protocol == "pointwise" and (score.orders != 1 or score.prompt is None):
         yield "score.protocol: pointwise needs score.orders=1 and score.prompt=rewardbench2_ratings"
-    if score.group_size > most:
-        yield f"score.group_size: got {score.group_size}, expected at most limits.responses, {most}"
 
 
 _RECIPE_RULES: dict[Callable[[Any], Iterator[str]], Any] = {

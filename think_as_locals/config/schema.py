@@ -222,7 +222,7 @@ class RolloutSection(Section):
     gpu_memory_utilization: Share | None
     max_model_length: PositiveInt | None
     tolerance: ToleranceSection
-    urls: Annotated[list[Url], Field(min_length=1)]
+    url: Url
     timeout_s: PositiveFloat
     weights_dir: str | None
     transfer: Literal["nccl", "folder"] | None
@@ -355,7 +355,7 @@ class RunConfig(Recipe):
         }
         backend = self.rollout.backend
         if backend != "vllm_server":
-            keys["rollout=vllm_server"] = "rollout.urls, rollout.timeout_s, rollout.weights_dir, rollout.transfer"
+            keys["rollout=vllm_server"] = "rollout.url, rollout.timeout_s, rollout.weights_dir, rollout.transfer"
         if backend != "vllm_colocate":
             keys["rollout=vllm_colocate"] = "rollout.gpu_memory_utilization, rollout.max_model_length"
         if backend == "transformers":

@@ -1,19 +1,14 @@
-"""The engine protocol, what engines with a tokenizer in this process share, and micro-batches of several threads."""
+"""The engine protocol, and what engines with a tokenizer in this process share."""
 
 from __future__ import annotations
 
 import json
-import logging
-import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -26,8 +21,6 @@ from think_as_locals.runtime.model_files import model_file, reading_model
 from think_as_locals.types import LABELS, ConfigError, DataError, Item, ModelError, Rollout, TooLongError
 
 _CHECK_CHUNK = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
-
-_logger = logging.getLogger(__name__)
 
 Messages = list[dict[str, str]]
 Deliver = Callable[[int, Rollout], None]  # takes the index of a conversation and its rollout
@@ -223,7 +216,7 @@ class Chat:
             return self._written(self.turns(messages), add_generation_prompt)
         except TemplateError as error:
             raise ModelError(
-                f"{self.tokenizer.name_or_path}: its chat template cannot render a conversation ({error}): mend "
+                f"{self.tokenizer.name_or_path}: its chat template cannot render a conversation ({error}): fix "
                 "chat_template.jinja, or download the tokenizer again"
             ) from error
 
@@ -340,94 +333,3 @@ def special_tokens(path: str, revision: str | None = None) -> tuple[str, ...]:
         return tuple(sorted(control_marks(tokens, template)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{file}: not the file of a tokenizer: {error!r}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    conversations: Sequence[Messages]
-    sampling: Sampling
-    rollouts: Future[list[Rollout]] = field(default_factory=Future)
-
-
-class MicroBatches:
-    """An engine that any number of threads may call: a single worker thread passes their calls on in batches.
-
-    Calls within `window_s` of one another, or while the engine is busy, are one batch, of up to `max_size`
-    conversations and ten windows. If a batch fails, each of its calls is tried alone, so that one prompt that is too
-    long fails only its own call.
-    """
-
-    def __init__(self, engine: Engine, window_s: float, max_size: int) -> None:
-        self.special_tokens = engine.special_tokens
-        self.check_texts = engine.check_texts
-        self._engine = engine
-        self._window_s = window_s
-        self._max_size = max_size
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._lock = Lock()
-        self._closed = False
-        self._worker = Thread(target=self._work, name="engine", daemon=True)
-        self._worker.start()
-
-    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
-        """Sample as `Engine.sample` does, and deliver all rollouts together; a ModelError if it fails or is closed."""
-        job = _Job(conversations, sampling)
-        with self._lock:
-            if self._closed:
-                raise ModelError("the engine is closed: the server is stopping")
-            self._jobs.put(job)
-        for index, rollout in enumerate(job.rollouts.result()):
-            deliver(index, rollout)
-
-    def close(self) -> None:
-        """Close the engine and end the worker thread; waiting calls get an error."""
-        with self._lock:
-            self._closed = True
-            self._jobs.put(None)
-        self._engine.close()
-        self._worker.join()
-
-    def _work(self) -> None:
-        while jobs := self._next():
-            for sampling in dict.fromkeys(job.sampling for job in jobs):
-                self._answer([job for job in jobs if job.sampling == sampling], sampling)
-
-    def _next(self) -> list[_Job]:
-        """Return the calls of the next batch; none once the engine is closed."""
-        job, jobs = self._jobs.get(), []
-        ends = time.monotonic() + 10 * self._window_s
-        while job is not None and not self._closed:
-            jobs.append(job)
-            if sum(len(each.conversations) for each in jobs) >= self._max_size:
-                return jobs
-            try:
-                job = self._jobs.get(timeout=max(0.0, min(self._window_s, ends - time.monotonic())))
-            except Empty:
-                return jobs
-        while job is not None:
-            jobs.append(job)
-            job = self._jobs.get()
-        for waiting in jobs:
-            waiting.rollouts.set_exception(ModelError("the engine was closed before its turn: the server is stopping"))
-        return []
-
-    def _answer(self, jobs: Sequence[_Job], sampling: Sampling) -> None:
-        conversations = [messages for job in jobs for messages in job.conversations]
-        try:
-            rollouts = iter(sample_all(self._engine, conversations, sampling))
-        except Exception as error:
-            # It concerns the callers of this batch alone: the thread goes on for all others.
-            _logger.exception("%d conversations of %d calls failed", len(conversations), len(jobs))
-            if len(jobs) > 1 and not self._closed:
-                for job in jobs:
-                    self._answer([job], sampling)
-                return
-            failed: Exception = ModelError(f"the engine failed: {type(error).__name__}")
-            failed.__cause__ = error
-            if len(jobs) == 1 and isinstance(error, DataError):  # the caller's fault
-                failed = error
-            for job in jobs:
-                job.rollouts.set_exception(failed)
-        else:
-            for job in jobs:
-                job.rollouts.set_result([next(rollouts) for _ in job.conversations])

@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
 from think_as_locals.engines.vllm_engine import adapter_limits, keep_weights_plain
-from think_as_locals.engines.weight_digests import Digest, DigestRequest, read
+from think_as_locals.engines.weight_checksum import ChecksumRequest, read
 
 keep_weights_plain()  # vLLM imports this module in every worker, before the model loads
 
@@ -67,9 +67,9 @@ class WorkerExtension:
             "adapters": adapter_limits(self.model_runner),
         }
 
-    def tal_read(self, request: DigestRequest) -> dict[str, Digest]:
-        """Return the digests of this worker's part of some tensors; see `weight_digests`."""
-        return read(self.model_runner, request)
+    def tal_read(self, request: ChecksumRequest) -> dict[str, int | None]:
+        """Return the checksum of this worker's part of a tensor; see `weight_checksum`."""
+        return {"checksum": read(self.model_runner, request)}  # vLLM makes a text of a bare number
 
 
 class RequireKey:

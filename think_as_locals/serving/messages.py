@@ -1,119 +1,30 @@
-"""Requests, answers and errors of the server, as JSON."""
+"""Requests and answers of the server, as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from starlette.exceptions import HTTPException
 
-from think_as_locals.config.model_schema import LimitsSection
 from think_as_locals.data.languages import culture_code, culture_fault, named_culture
 from think_as_locals.data.sources.jsonl import PLACEHOLDERS
-from think_as_locals.types import LABELS, Criterion, DataError, Item, shown
-
-OPENAI_ROOT = "/v1/"
-_OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-_MAX_ERRORS = 10
+from think_as_locals.types import LABELS, Criterion, Item, shown
 
 
-class ErrorDetail(BaseModel):
-    """One thing that is wrong."""
-
-    place: str
-    got: str
-    expected: str
+def invalid(message: str, *place: str | int) -> RequestValidationError:
+    """Return the error of a request that cannot be judged, in FastAPI's form."""
+    return RequestValidationError([{"type": "value_error", "loc": ("body", *place), "msg": message}])
 
 
-class ErrorAnswer(BaseModel):
-    """The body of every answer that is not 200, outside /v1."""
-
-    errors: list[ErrorDetail]
-
-
-class OpenAIError(BaseModel):
-    """An error in OpenAI's format; `param` is the place."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIErrorAnswer(BaseModel):
-    """The body of every answer under /v1 that is not 200."""
-
-    error: OpenAIError
-
-
-class RequestError(HTTPException):
-    """A refused request: HTTP status, place (`body`, `items[0].prompt`), got, expected, and headers of the answer."""
-
-    def __init__(
-        self, status: int, place: str, got: str, expected: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(status, detail=expected, headers=headers)
-        self.error = ErrorDetail(place=place, got=got, expected=expected)
-
-    def response(self, path: str) -> JSONResponse:
-        """Return the answer of a route."""
-        return _error_response(path, self.status_code, [self.error], self.headers)
-
-
-def _error_response(
-    path: str, status: int, faults: Sequence[ErrorDetail], headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    answer: BaseModel = ErrorAnswer(errors=list(faults))
-    if path.startswith(OPENAI_ROOT):
-        message = "; ".join(f"{fault.place}: got {fault.got}, expected {fault.expected}" for fault in faults)
-        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        answer = OpenAIErrorAnswer(error=OpenAIError(message=message, type=kind, param=faults[0].place, code=None))
-    return JSONResponse(answer.model_dump(), status, headers)
-
-
-async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer any error in the format of its route."""
-    path = request.url.path
-    match error:
-        case RequestError():
-            found = error
-        case HTTPException():  # an unknown route or method
-            got = shown(f"{request.method} {path}")
-            expected = "a route of /openapi.json, by its method" if error.status_code in (404, 405) else error.detail
-            found = RequestError(error.status_code, "request", got, expected, error.headers)
-        case RequestValidationError():
-            return _error_response(path, 422, [_invalid(fault) for fault in error.errors()[:_MAX_ERRORS]])
-        case DataError():
-            found = RequestError(422, "body", "what cannot be judged", _encodable(str(error)))
-        case _:
-            found = RequestError(500, "server", type(error).__name__, "an answer; its log says more")
-    return found.response(path)
-
-
-def _invalid(fault: Mapping[str, Any]) -> ErrorDetail:
-    """Return a pydantic error with its place, such as `("body", "items", 0, "prompt")`, as `items[0].prompt`."""
-    start, *path = fault["loc"]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return ErrorDetail(
-        place=_encodable(place.removeprefix(".")[:100]) or str(start),  # keys are the client's own
-        got=shown(fault.get("input")),
-        expected=fault["msg"].removeprefix("Input should be ").removeprefix("Value error, "),
-    )
-
-
-def _encodable(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
-
-
-def check_length(place: str, text: str, limits: LimitsSection) -> None:
-    """Raise a RequestError if a text is too long."""
-    if len(text) > limits.text_characters:
-        raise RequestError(413, place, f"{len(text)} characters", f"at most {limits.text_characters}")
+async def answer_invalid(_: Request, error: Exception) -> Response:
+    """Answer as FastAPI does, but without the input, which may not be encodable, and with a message for `openai`."""
+    faults = error if isinstance(error, RequestValidationError) else invalid(str(error))
+    detail = [{name: fault[name] for name in ("type", "loc", "msg")} for fault in faults.errors()]
+    message = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in detail)
+    return Response(json.dumps({"message": message, "detail": detail}), 422, media_type="application/json")
 
 
 Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
@@ -134,9 +45,7 @@ class JudgeItem(Message):
     """
 
     prompt: Text
-    responses: Annotated[
-        list[Text], Field(min_length=2, max_length=len(LABELS), json_schema_extra={"uniqueItems": True})
-    ]
+    responses: Annotated[list[Text], Field(min_length=2, max_length=len(LABELS))]
     culture: Name | None
     id: Name | None = None
     language: Name = "und"
@@ -213,25 +122,25 @@ class Label(Message):
     reference: str = ""
 
     @classmethod
-    def read(cls, value: str | Label | None, place: str) -> Label:
-        """Read a label: an object, the same as JSON text, a culture, or nothing (null or an empty text)."""
+    def read(cls, value: str | Label | None, index: int) -> Label:
+        """Read the label of a row: an object, the same as JSON text, a culture, or nothing (null or an empty text)."""
         try:
             if isinstance(value, Label):
                 label = value
             elif value and value.lstrip().startswith("{"):
-                label = cls.model_validate(json.loads(value))
+                label = cls.model_validate_json(value)
             else:
                 label = cls(culture=value or None)
-        except (ValueError, RecursionError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "no JSON"
-            expected = f"an object with {', '.join(cls.model_fields)}, a culture, or null ({reason})"
-            raise RequestError(422, place, shown(value), expected) from None
+        except ValidationError as error:
+            fields = ", ".join(cls.model_fields)
+            message = f"expected an object with {fields}, a culture, or null ({error.errors()[0]['msg']})"
+            raise invalid(message, "labels", index) from None
         if label.culture is None:
             return label
         code = culture_code(label.culture)
         if code is None and (label.culture == value or culture_fault(label.culture)):  # a bare text may be anything
             expected = 'ISO 3166 code or name of a country, or {"culture": ...} with another culture\'s name'
-            raise RequestError(422, place, shown(label.culture), expected)
+            raise invalid(f"got {shown(label.culture)}, expected {expected}", "labels", index)
         return label.model_copy(update={"culture": code or label.culture})
 
 

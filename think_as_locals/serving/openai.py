@@ -12,19 +12,18 @@ import random
 import re
 import time
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import uuid4
 
 from fastapi import FastAPI
 from pydantic import Field, PositiveInt, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from think_as_locals.config.model_schema import LimitsSection
 from think_as_locals.config.schema import Seed
 from think_as_locals.engines.engine import Messages, Sampling, sample_all
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.reward_model import combine
-from think_as_locals.serving.messages import OPENAI_ROOT, JudgeItem, Message, RequestError, Verdict, check_length
+from think_as_locals.serving.messages import JudgeItem, Message, Verdict, invalid
 from think_as_locals.types import Item, Rollout, shown
 
 _ID = "item"  # of an item without one
@@ -137,32 +136,23 @@ class Models(Message):
     data: list[Model]
 
 
-def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, responses: dict[int | str, Any]) -> None:
+def add_routes(app: FastAPI, judge: Judge, name: str) -> None:
     """Add the routes of a listwise judge, as a model with the given name."""
     model = Model(id=name, created=int(time.time()))
 
-    def check_model(requested: str) -> None:
-        if requested != name:
-            raise RequestError(404, "model", shown(requested), f"{name!r}, the only model here")
-
-    @app.get(OPENAI_ROOT + "models", responses=responses)
+    @app.get("/v1/models")
     async def models() -> Models:
         return Models(data=[model])
 
-    @app.get(OPENAI_ROOT + "models/{model_id:path}", responses=responses)
-    async def model_of(model_id: str) -> Model:
-        check_model(model_id)
-        return model
-
-    @app.post(OPENAI_ROOT + "chat/completions", responses=responses)
+    @app.post("/v1/chat/completions")
     async def complete(request: ChatRequest) -> ChatCompletion:
-        check_model(request.model)
-        for i, message in enumerate(request.messages):
-            check_length(f"messages[{i}].content", message.text, limits)
+        if request.model != name:
+            raise invalid(f"got {shown(request.model)}, expected {name!r}, the only model here", "model")
         most = judge.settings.max_completion_length
         requested = request.max_completion_tokens or request.max_tokens or most
         if requested > most:
-            raise RequestError(422, "max_tokens", str(requested), f"at most {most}, with which this judge was trained")
+            message = f"got {requested}, expected at most {most}, with which this judge was trained"
+            raise invalid(message, "max_tokens")
         item, sampling = _item(request.messages), Sampling(max_completion_length=requested)
         if request.temperature:  # greedy requests have the same sampling, and so share batches
             seed = random.randrange(2**31) if request.seed is None else request.seed
@@ -195,19 +185,17 @@ def _item(messages: list[ChatMessage]) -> Item | None:
         return JudgeItem.model_validate_json(messages[0].text).item(_ID)
     except ValidationError as error:
         fault = error.errors()[0]
-        place = ".".join(map(str, ("messages[0].content", *fault["loc"])))
-        expected = f"an item as JSON with prompt, responses and culture ({fault['msg'].removeprefix('Value error, ')})"
-        raise RequestError(422, place[:100], shown(fault["input"]), expected) from None
+        message = f"expected an item as JSON with prompt, responses and culture ({fault['msg']})"
+        raise invalid(message, "messages", 0, "content", *fault["loc"]) from None
 
 
 def _conversation(messages: list[ChatMessage], special_tokens: tuple[str, ...]) -> Messages:
-    """Return messages for an engine; a RequestError for control tokens, which only a chat template may write."""
-    if not _ROLES.fullmatch(roles := " ".join(message.role for message in messages)):
-        raise RequestError(422, "messages", roles[:200], "a system message or none, then user and assistant in turns")
+    """Return messages for an engine, unless they hold control tokens, which only a chat template may write."""
+    if not _ROLES.fullmatch(" ".join(message.role for message in messages)):
+        raise invalid("expected a system message or none, then user and assistant in turns", "messages")
     for i, message in enumerate(messages):
         if token := next((token for token in special_tokens if len(token.strip()) > 1 and token in message.text), None):
-            got = f"the control token {token!r}"
-            raise RequestError(422, f"messages[{i}].content", got, "text without the model's control tokens")
+            raise invalid(f"got the model's control token {token!r}", "messages", i, "content")
     return [{"role": message.role, "content": message.text} for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""vLLM in the trainer's own processes, and the checked weight syncs that it shares with vLLM servers.
+"""vLLM in the trainer's own processes, and the checked weight syncs that it shares with a vLLM server.
 
 TRL calls `sync_weights` when the policy has changed, and `generate` for the rollouts of a step. Our classes replace
 TRL's VLLMGeneration: the one here and that of `served_engine.py`.
@@ -25,7 +25,7 @@ from think_as_locals.config.model_schema import GrpoConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.engines.weight_digests import Digest, DigestRequest, SentTensors, read
+from think_as_locals.engines.weight_checksum import ChecksumRequest, SentTensors, check, read
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
@@ -34,7 +34,7 @@ from think_as_locals.training.adapters import (
     merged_parameters,
     save_adapter,
 )
-from think_as_locals.types import TrainingError, first_of
+from think_as_locals.types import TrainingError
 
 _logger = logging.getLogger(__name__)
 
@@ -67,9 +67,9 @@ def rollout_arguments(config: GrpoConfig) -> dict[str, Any]:
 class CheckedGeneration(VLLMGeneration, ABC):
     """What both kinds share: prompts are sorted by prefix, and an adapter is sent alone if the engine can apply it.
 
-    After every sync the engine's tensors must equal the policy's bit for bit (`SentTensors`). Then it completes the
-    first prompts of the data set greedily, and the log-probabilities of the likeliest tokens must be the policy's: this
-    finds what tensors do not show, such as a stale copy, an adapter that is not applied, or another model.
+    After every sync a tensor that training has changed must equal the policy's bit for bit (`SentTensors`). Then the
+    engine completes the first prompts of the data set greedily, and the log-probabilities of the likeliest tokens must
+    be the policy's: this finds what one tensor does not show, such as an adapter that is not applied.
     """
 
     def __init__(
@@ -91,18 +91,17 @@ class CheckedGeneration(VLLMGeneration, ABC):
         # A folder of this run alone: files in it are from a process of this run that was killed.
         self._weights = (Path(shared).expanduser() / run.read_id() if shared else run.weights).absolute()
         self._warned: set[str] = set()
-        self._syncs = 0
+        self._tensors, self._adapter = SentTensors(self._dtype), SentTensors(self._dtype)
         self._noise: float | None = None  # the difference of log-probabilities after the first sync
         super().__init__(**trl)
 
     def sync_weights(self) -> None:
         """Send the policy's weights to the engine; TrainingError on all ranks if its results then differ."""
-        self._syncs += 1
-        self._tensors = SentTensors(self._dtype, self._syncs)
+        self._tensors.begin()
         if is_peft_model(self.model) and self._sends_adapter():
             tensors = adapter_tensors(self.model, self._dist.gather_params)
             self._sent = sum(tensor.nbytes for tensor in tensors.values())
-            self._adapter = SentTensors(self._dtype, self._syncs, adapter=True)
+            self._adapter.begin()
             for name, tensor in applied_tensors(self.model, tensors, getattr(torch, self._dtype)).items():
                 self._adapter.add(name, tensor)
             self._send_adapter(tensors)
@@ -205,11 +204,11 @@ class CheckedGeneration(VLLMGeneration, ABC):
             _logger.warning(warning)
         self._warned.add(warning)
 
-    def _warn_unreadable(self, tensors: list[str]) -> None:
-        """Warn of tensors that could not be read back from the engine."""
-        if tensors:
-            named = f"{len(tensors)} tensors ({first_of(tensors, 3)})"
-            self._warn_once(f"{named} cannot be read back from vLLM: log-probabilities alone check their syncs")
+    def _check_tensor(self, sent: SentTensors, expected: int, workers: Sequence[int | None], where: str) -> None:
+        """Check the tensor that was read back; a warning if there is none."""
+        name = sent.request["name"] if sent.request else ""
+        if not check(name, expected, workers, where):
+            self._warn_once(f"no tensor {name} can be read back from vLLM: log-probabilities alone check weight syncs")
 
     @abstractmethod
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -269,14 +268,15 @@ class ColocatedGeneration(CheckedGeneration):
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         return lora_unsupported_reason(self.model, vllm_engine.adapter_limits(runner))
 
-    def _check_tensors(self, sent: SentTensors) -> None:
-        """Compare the workers' tensors with those sent; ranks that share an engine have a worker each."""
-        found: list[tuple[SentTensors, dict[str, Digest]]] = gather_object([(sent, self._read(sent.request))])
-        for first in range(0, len(found), size := self.tensor_parallel_size):
-            workers = [each for _, each in found[first : first + size]]
-            self._warn_unreadable(found[first][0].check(workers, f"vLLM on rank {first}"))
+    def _read_back(self, sent: SentTensors) -> None:
+        """Compare a tensor of the workers with the one sent; ranks that share an engine have a worker each."""
+        here = sent.expected, self._read(sent.request) if sent.request else None
+        ranks: list[tuple[int, int | None]] = gather_object([here])
+        for first in range(0, len(ranks), size := self.tensor_parallel_size):
+            workers = [found for _, found in ranks[first : first + size]]
+            self._check_tensor(sent, ranks[first][0], workers, f"vLLM on rank {first}")
 
-    def _read(self, request: DigestRequest) -> dict[str, Digest]:
+    def _read(self, request: ChecksumRequest) -> int | None:
         return read(self.llm.llm_engine.model_executor.driver_worker.model_runner, request)
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -290,11 +290,11 @@ class ColocatedGeneration(CheckedGeneration):
             self.llm.llm_engine.add_lora(request)
         # TRL and evaluations sample by this method too, without adapters.
         self.llm.generate = partial(type(self.llm).generate, self.llm, lora_request=request)
-        self._check_tensors(self._adapter)
+        self._read_back(self._adapter)
 
     def _send_weights(self) -> None:
         VLLMGeneration.sync_weights(self)
-        self._check_tensors(self._tensors)
+        self._read_back(self._tensors)
 
     def _check_completions(self) -> list[SampledTokens]:
         from vllm import SamplingParams

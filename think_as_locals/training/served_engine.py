@@ -1,4 +1,4 @@
-"""vLLM servers that a trainer samples from: the main process sends the requests of all ranks.
+"""A vLLM server that a trainer samples from: the main process sends the requests of all ranks.
 
 Weights are sent by NCCL, from GPU to GPU, or through a shared folder (`rollout.transfer`).
 """
@@ -20,8 +20,9 @@ from uuid import uuid4
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
-from think_as_locals.engines.vllm_server import START_COMMAND, OtherWeightsError, SampledTokens, VLLMServer, VLLMServers
-from think_as_locals.engines.weight_digests import SentTensors
+from think_as_locals.engines.vllm_engine import AdapterLimits
+from think_as_locals.engines.vllm_server import START_COMMAND, OtherWeightsError, SampledTokens, VLLMServer
+from think_as_locals.engines.weight_checksum import SentTensors
 from think_as_locals.runtime.processes import in_background, run_with_timeout
 from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
 from think_as_locals.training.rollouts import (
@@ -53,21 +54,21 @@ class Sampled:
 
 
 class ServedGeneration(CheckedGeneration):
-    """vLLM servers on other GPUs or other nodes."""
+    """A vLLM server on other GPUs or other nodes."""
 
-    _servers: VLLMServers  # the main process alone has them
+    _server: VLLMServer  # the main process alone has it
     _answers: list[SampledTokens]  # to the sync check's prompts, after the last sync
     _fault: OtherWeightsError  # the last, on the main process
 
     def _init_vllm(self) -> None:
-        urls, self._timeout_s = self._config.rollout.urls, self._config.rollout.timeout_s
-        self._named = f"the vLLM server{'s' * (len(urls) > 1)} at {', '.join(urls)}"
+        self._timeout_s = self._config.rollout.timeout_s
+        self._named = f"the vLLM server at {self._config.rollout.url}"
         self._loaded = ""
         self._in_flight: list[Future[Sampled | None]] = []
-        self._lookups: Lookups = (0.0, 0.0)  # in the prefix caches; counted by the main process
+        self._lookups: Lookups = (0.0, 0.0)  # in the prefix cache; counted by the main process
         self.on_main(self._connect)
-        servers = self._servers if self.accelerator.is_main_process else None
-        self._nccl = NCCLTransfer(self._iter_named_params, servers, self.accelerator.process_index)
+        server = self._server if self.accelerator.is_main_process else None
+        self._nccl = NCCLTransfer(self._iter_named_params, server, self.accelerator.process_index)
 
     @property
     def limit_s(self) -> float:
@@ -79,8 +80,6 @@ class ServedGeneration(CheckedGeneration):
         for future in self._in_flight:
             self.on_main(partial(_wait, future))
         super().sync_weights()
-        if len(self._config.rollout.urls) > 1:
-            self._log("rollout/servers", self.on_main(lambda: len(self._servers.ready)))
 
     def complete(self, prompts: Sequence[list[int]], **parameters: Any) -> list[SampledTokens]:
         """Return a completion for each prompt; all ranks ask for the same ones, and raise TrainingError together."""
@@ -136,15 +135,12 @@ class ServedGeneration(CheckedGeneration):
     def _current(self, prompts: Sequence[list[int]], parameters: dict[str, Any]) -> Sampled | None:
         """Return completions by the weights of the last sync, or `None` if the server has others now."""
         try:
-            with self._servers.one_limit():
-                before = self._servers.prefix_cache()
+            with self._server.one_limit():
+                before = self._server.prefix_cache()
                 (found,) = in_prefix_order(
-                    prompts, lambda ordered: (self._servers.complete(ordered, self._loaded, **parameters),)
+                    prompts, lambda ordered: (self._server.complete(ordered, self._loaded, **parameters),)
                 )
-                now = self._servers.prefix_cache()
-            # Without the counts of a server that left meanwhile, those of the others are no rate of this batch.
-            growth = [since(before[each], now[each]) for each in now] if now.keys() == before.keys() else []
-            lookups = sum((hits for hits, _ in growth), 0.0), sum((queries for _, queries in growth), 0.0)
+                lookups = since(before, self._server.prefix_cache())
             self._lookups = self._lookups[0] + lookups[0], self._lookups[1] + lookups[1]
             return Sampled(found, lookups)
         except OtherWeightsError as error:
@@ -155,25 +151,23 @@ class ServedGeneration(CheckedGeneration):
     def _connect(self) -> None:
         for left in self._weights.glob(f"{_SYNC}*"):  # by a process of this run that was killed
             shutil.rmtree(left, ignore_errors=True)
-        self._servers = VLLMServers(self._config.rollout.urls, self._timeout_s)
+        self._server = VLLMServer(self._config.rollout.url, self._timeout_s)
+        state = self._server.state()
         head = "float32" if self._config.grpo.cast_lm_head_to_fp32 else self._dtype
         expected = {"dtype": self._dtype, "head_dtype": head, "logprobs_mode": "processed_logprobs"}
-        for url in self._config.rollout.urls:
-            state = VLLMServer(url, self._timeout_s).state()  # waits for each, also of several, that is just starting
-            if wrong := {name: state[name] for name, value in expected.items() if state[name] != value}:
-                raise ServerError(f"the vLLM server at {url} has {wrong}, expected {expected}: {START_COMMAND}")
+        if wrong := {name: state[name] for name, value in expected.items() if state[name] != value}:
+            raise ServerError(f"{self._named} has {wrong}, expected {expected}: {START_COMMAND}")
 
     def _merge_reason(self) -> str | None:
         if reason := super()._merge_reason():
             return reason
-        states = self.on_main(lambda: self._servers.states())
-        reasons = [lora_unsupported_reason(self.model, state["adapters"]) for state in states]
-        return next((reason for reason in reasons if reason), None)
+        limits: AdapterLimits = self.on_main(lambda: self._server.state()["adapters"])
+        return lora_unsupported_reason(self.model, limits)
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
         for _ in range(_RESTARTS):
             # Never given this run's base weights, or restarted.
-            if self.on_main(lambda: any(state["weights"] != self._loaded for state in self._servers.states())):
+            if self.on_main(lambda: bool(self._server.state()["weights"] != self._loaded)):
                 self._send(self._new_name(), self._counted(base_parameters(self.model, self._dist.gather_params)))
             if (answers := self.on_main(lambda: self._load_adapter(tensors))) is not None:
                 self._answers = answers
@@ -181,17 +175,13 @@ class ServedGeneration(CheckedGeneration):
         raise TrainingError(self.on_main(lambda: self._restart_message("took an adapter", self._fault)))
 
     def _load_adapter(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens] | None:
-        """Load the adapter; return the answers to the sync check, or `None` if no server has its base weights."""
-
-        def load(server: VLLMServer) -> list[SampledTokens]:
-            server.load_adapter(folder)
-            return self._query_check(server, self._loaded, self._adapter)
-
+        """Load the adapter; return the answers to the sync check, or `None` if the server has not its base weights."""
         self._weights.mkdir(parents=True, exist_ok=True)
-        with self._servers.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
+        with self._server.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
             save_adapter(self.model, tensors, folder)
             try:
-                return self._answers_of(load)
+                self._server.load_adapter(folder)
+                return self._query_check(self._loaded, self._adapter)
             except OtherWeightsError as error:
                 self._fault = error
                 return None
@@ -204,22 +194,21 @@ class ServedGeneration(CheckedGeneration):
             self._send(self._new_name(), self._iter_named_params())
 
     def _new_name(self) -> str:
-        """Return a name for the next weights, unique among syncs and runs; servers report it as what they hold."""
+        """Return a name for the next weights, unique among syncs and runs; the server reports it as what it holds."""
         return self.on_main(lambda: str(self._weights / f"{_SYNC}{uuid4().hex}"))
 
     def _choose_transfer(self) -> tuple[bool, bool]:
-        """Return whether to send weights by NCCL, and whether the servers must be connected first."""
-        states, wanted = self._servers.states(), self._config.rollout.transfer
-        reason = nccl_unsupported_reason(states)
+        """Return whether to send weights by NCCL, and whether the server must be connected first."""
+        state, wanted = self._server.state(), self._config.rollout.transfer
+        reason = nccl_unsupported_reason(state)
         if reason and wanted == "nccl":
             raise ServerError(f"rollout.transfer: got nccl, but {reason}: fix that, or set folder")
         if reason and wanted is None and torch.cuda.is_available():
             _logger.warning("this weight sync goes through %s, and not by NCCL: %s", self._weights, reason)
-        connected = all(state["connected"] for state in states) and self._nccl.joined == self._servers.ready
-        return reason is None and wanted != "folder", not connected
+        return reason is None and wanted != "folder", not (state["connected"] and self._nccl.connected)
 
     def _send(self, name: str, parameters: Parameters) -> None:
-        """Write weights into files, which servers load while others are gathered; every rank iterates over them."""
+        """Write weights into files, which are loaded while others are gathered; every rank iterates over them."""
         if not self.accelerator.is_main_process:
             for _ in parameters:
                 pass
@@ -239,20 +228,16 @@ class ServedGeneration(CheckedGeneration):
                 shutil.rmtree(name, ignore_errors=True)
 
     def _load(self, files: WeightFiles) -> list[SampledTokens]:
-        """Load weights from files into the servers; return their answers to the sync check."""
+        """Load weights from files into the server; return its answers to the sync check."""
         name = str(files.folder)
-
-        def load(server: VLLMServer) -> list[SampledTokens]:
+        with self._server.one_limit():
             for _ in range(_RESTARTS):
                 try:
-                    server.load_weights(files, name)
-                    return self._query_check(server, name, self._tensors)
+                    self._server.load_weights(files, name)
+                    return self._query_check(name, self._tensors)
                 except OtherWeightsError as error:  # it was restarted since
                     fault = error
-            raise ServerError(self._restart_message("took new weights", fault))
-
-        with self._servers.one_limit():
-            return self._answers_of(load)
+        raise ServerError(self._restart_message("took new weights", fault))
 
     def _broadcast(self, name: str, *, connect: bool) -> None:
         """Send the policy's weights by NCCL, on all ranks together."""
@@ -264,18 +249,14 @@ class ServedGeneration(CheckedGeneration):
         if faults := [each for each in gather_object([fault]) if each]:
             remedy = "rollout.transfer=folder sends weights through a shared folder"
             raise TrainingError(f"weights could not be sent by NCCL to {self._named} ({faults[0]}); {remedy}")
-        check = partial(self._query_check, name=name, sent=self._tensors)
-        self._answers = self.on_main(lambda: self._answers_of(check))
+        self._answers = self.on_main(lambda: self._query_check(name, self._tensors))
         self._loaded = name
 
-    def _answers_of(self, query: Callable[[VLLMServer], list[SampledTokens]]) -> list[SampledTokens]:
-        """Return the answers of all servers that are ready then, one server after the other."""
-        return list(chain.from_iterable(self._servers.on_ready(query)))
-
-    def _query_check(self, server: VLLMServer, name: str, sent: SentTensors) -> list[SampledTokens]:
-        """Return a server's answers to the sync check; a TrainingError if its tensors are not those sent."""
-        answers = server.complete(self._check_prompts, name, **CHECK_SAMPLING)  # an adapter is applied only then
-        self._warn_unreadable(sent.check(server.read(sent.request, name), f"the vLLM server at {server.url}"))
+    def _query_check(self, name: str, sent: SentTensors) -> list[SampledTokens]:
+        """Return the server's answers to the sync check; a TrainingError if its tensor is not the one sent."""
+        answers = self._server.complete(self._check_prompts, name, **CHECK_SAMPLING)  # an adapter is applied only then
+        workers = self._server.read(sent.request, name) if sent.request else []
+        self._check_tensor(sent, sent.expected, workers, self._named)
         return answers
 
     def _check_completions(self) -> list[SampledTokens]:

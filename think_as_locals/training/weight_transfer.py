@@ -1,15 +1,16 @@
-"""The policy's weights to vLLM servers: as files of a shared folder, or by NCCL from GPU to GPUs.
+"""The policy's weights to a vLLM server: as files of a shared folder, or by NCCL from GPU to GPUs.
 
 Files are written while others are gathered, and read as soon as they are written. For NCCL vLLM's own transfer engine
 (`vllm.distributed.weight_transfer`, its documentation: "Weight Transfer") does the work on both sides; here are the
-weights in the form that it requires, and its control requests to several servers at once. Tests run it with real vLLM
-servers on a CPU, where TCP takes the place of NCCL; NCCL itself has not run yet.
+weights in the form that it requires. Tests run it with a real vLLM server on a CPU, where TCP takes the place of NCCL;
+NCCL itself has not run yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from think_as_locals.engines.vllm_server import VLLMServer, VLLMServers
+from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.runtime.processes import in_background
 
 FILE_BYTES = 256 * 2**20
@@ -87,56 +88,51 @@ Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Yields every weight under the name that vLLM loads it by; all ranks iterate together."""
 
 
+@dataclass
 class TransferClient:
-    """vLLM's control requests (as its `VLLMWeightSyncClient`) to all ready servers at once, for weights `name`."""
+    """vLLM's control requests to a server (as its `VLLMWeightSyncClient`), for weights `name`."""
 
-    def __init__(self, servers: VLLMServers) -> None:
-        self.servers = servers
-        self._each = servers.on_all_ready
-        self.name = ""
-
-    def world_size(self) -> int:
-        """Return how many workers all servers have."""
-        return sum(self._each(VLLMServer.world_size))
+    server: VLLMServer
+    name: str = ""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Have all workers join the trainer's group, server after server."""
-        sizes = dict(zip(self.servers.ready, self._each(VLLMServer.world_size), strict=True))
-        offsets, offset = {}, init_info["rank_offset"]
-        for server, size in sizes.items():
-            offsets[server], offset = offset, offset + size
-        self._each(lambda server: server.init_weight_transfer_engine({**init_info, "rank_offset": offsets[server]}))
+        """Have all workers join the trainer's group."""
+        self.server.init_weight_transfer_engine(init_info)
 
     def start_weight_update(self) -> None:
         """Begin an update of all workers' weights."""
-        self._each(VLLMServer.start_weight_update)
+        self.server.start_weight_update()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Have all workers receive what the trainer broadcasts."""
-        self._each(lambda server: server.update_weights({**update_info, "weights": self.name}))
+        self.server.update_weights({**update_info, "weights": self.name})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """End the update; the workers compute with the new weights from then on."""
-        self._each(lambda server: server.finish_weight_update(self.name))
+        self.server.finish_weight_update(self.name)
 
 
 class NCCLTransfer:
-    """An NCCL group of the main process and all workers, which is made anew if a server was restarted or fails."""
+    """An NCCL group of the main process and all workers, which is made anew if the server was restarted."""
 
-    def __init__(self, weights: Weights, servers: VLLMServers | None, rank: int) -> None:
-        """Take the weights, the servers (only the main process has them) and this process's rank."""
+    def __init__(self, weights: Weights, server: VLLMServer | None, rank: int) -> None:
+        """Take the weights, the server (only the main process has it) and this process's rank."""
         self._weights = weights
         self._rank = rank
         self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._engine: Any = None
-        self.joined: Sequence[VLLMServer] = ()  # whose workers are in the group; known to the main process
-        self.client = TransferClient(servers) if servers else None
+        self.client = TransferClient(server) if server else None
+
+    @property
+    def connected(self) -> bool:
+        """Whether this process is in a group."""
+        return self._engine is not None
 
     def send(self, name: str, *, connect: bool) -> None:
         """Send all weights under a name, on all ranks together; `connect` makes the group first."""
         if self._device is not None:
             torch.cuda.set_device(self._device)  # a new thread begins with the first one
-        if connect or self._engine is None:
+        if connect:
             self._engine = self._connect()
         if self.client:
             self.client.name = name
@@ -163,18 +159,18 @@ class NCCLTransfer:
 
         address, port, workers = "", 0, 0
         if self.client:
-            address, port = get_ip(), get_open_port()  # by which the servers reach this machine
-            workers, self.joined = self.client.world_size(), self.client.servers.ready
+            address, port = get_ip(), get_open_port()  # by which the server reaches this machine
+            workers = self.client.server.world_size()
         info = NCCLTrainerInitInfo(master_address=address, master_port=port, world_size=1 + workers, rank=self._rank)
         return NCCLTrainerWeightTransferEngine.trainer_init(info, client=self.client, source=PolicyWeights())
 
 
-def nccl_unsupported_reason(states: list[dict[str, Any]]) -> str | None:
-    """Return why weights cannot be sent by NCCL to servers in these states, or `None`."""
+def nccl_unsupported_reason(state: dict[str, Any]) -> str | None:
+    """Return why weights cannot be sent by NCCL to a server in this state, or `None`."""
     if find_spec("vllm") is None:
         return "vLLM is not installed beside the trainer"
     if not torch.cuda.is_available():
         return "the trainer has no GPU"
-    if not all(state["gpu"] for state in states):
-        return "a server has no GPU"
+    if not state["gpu"]:
+        return "the server has no GPU"
     return None
