@@ -117,7 +117,7 @@ def test_invalid_command_line_names_the_expected_input(words: list[str], expecte
 
 
 def test_missing_data_file_error_does_not_suggest_other_recipes(tal: Tal) -> None:
-    done = tal("run", "quickstart", "data=pairs", "data.path=no.csv")
+    done = tal("run", "quickstart", "data=rows", "data.path=no.csv")
     lacking = "tal: this machine lacks what quickstart needs:\n  - data: no.csv does not exist; set data.path\n"
     assert (done.status, done.err) == (2, lacking)
 

@@ -76,7 +76,7 @@ def _rows(_: Reader, path: Path, text: str) -> None:
     path = path.with_name(_FILE)
     if "data=jsonl" in text:
         write_items(path, times=12)
-    elif "data=pairs" in text:
+    elif "data=rows" in text:
         write(path, [{"prompt": f"{PAIR['prompt']} {i}", "chosen": "a", "rejected": "b"} for i in range(20)])
     elif "globalopinionqa" in text:
         write(path, [opinions_of_countries()])

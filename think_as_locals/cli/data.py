@@ -21,7 +21,6 @@ from think_as_locals.types import ConfigError, DataError, first_of
 _SAMPLE = "pairs.csv"
 _SAMPLE_OVERRIDES = ["data=quickstart_cards", "data.languages=[own]", "data.num_responses=2", "data.max_items=300"]
 _MAX_NAMES = 6  # cultures and languages that are named
-_EDITS = "edits"  # the `--source` of rows written by `tal data edit`
 
 
 def add(commands: Any) -> None:
@@ -40,7 +39,7 @@ def add(commands: Any) -> None:
     build.set_defaults(command=_build)
     validate = data.add_parser("validate", help="list every fault in the rows of a file; status 1 if there are any")
     validate.add_argument("path", help="file, folder, or owner/name[@revision][:config[:split]] on the Hub")
-    validate.add_argument("--source", help="format of the rows; default: detected from their fields")
+    validate.add_argument("overrides", nargs="*", help="data=SOURCE, data.*=...; default: detected from the columns")
     validate.add_argument("--strict", action="store_true", help="stop at the first row with a fault")
     validate.add_argument("--quarantine", help="new file for rows that cannot be imported, with the reasons")
     validate.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
@@ -68,18 +67,18 @@ def _validate(arguments: Namespace) -> None:
     from think_as_locals.config.checks import load_data_config
     from think_as_locals.config.compose import quoted
     from think_as_locals.data.edits import are_edits
-    from think_as_locals.data.sources import SOURCES, recognise
+    from think_as_locals.data.sources import recognise
     from think_as_locals.data.validate import show, validate_edits, validate_rows
 
-    aside = {"strict": arguments.strict, "quarantine": Path(arguments.quarantine) if arguments.quarantine else None}
-    if arguments.source == _EDITS or (arguments.source is None and are_edits(arguments.path)):
-        tally = validate_edits(arguments.path, **aside)
+    quarantine = Path(arguments.quarantine) if arguments.quarantine else None
+    if not arguments.overrides and are_edits(arguments.path):
+        tally = validate_edits(arguments.path, strict=arguments.strict, quarantine=quarantine)
     else:
-        source = arguments.source or recognise(arguments.path)
-        if source not in (known := [name for name in SOURCES if SOURCES[name].outcomes]):
-            raise ConfigError(f"--source {source}: no such format of rows; known: {', '.join([*known, _EDITS])}")
-        config = load_data_config([f"data={source}", f"data.path={quoted(arguments.path)}"])
-        tally = validate_rows(config.data, seed=config.seed, **aside)
+        given, source = arguments.overrides, "data=rows"
+        if not any(each.startswith(("data=", "data.columns=")) for each in given):
+            source = f"data={recognise(arguments.path)}"
+        config = load_data_config([source, f"data.path={quoted(arguments.path)}", *given])
+        tally = validate_rows(config.data, strict=arguments.strict, quarantine=quarantine, seed=config.seed)
     if arguments.json:
         print(json.dumps(tally.as_dict()))
     else:
@@ -141,7 +140,6 @@ def _summarise(source: str, path: Path) -> str:
     """Return a summary of a file: rows and faults, cultures and languages."""
     from think_as_locals.config.checks import load_data_config
     from think_as_locals.config.compose import quoted
-    from think_as_locals.data.rows import Defect
     from think_as_locals.data.sources import row_outcomes
     from think_as_locals.data.validate import validate_rows
 
@@ -152,7 +150,7 @@ def _summarise(source: str, path: Path) -> str:
     command = f"tal data validate {shlex.quote(str(path))}"
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; {command} lists them"
     cultures = _format_counts(Counter(item.culture or "none given" for item in items))
-    if Defect.WRONG_LANGUAGE in tally.places:
+    if any(name == "wrong_language" for _, name in tally.places):
         faults += "\nsome texts are not in the language of their row (English if it names none): add a column "
         faults += "`language`, or set data.language in the recipe"
     languages = _format_counts(Counter(item.language for item in items))
