@@ -1,4 +1,4 @@
-"""Rows of files, folders and the Hub: how they are read, located, and imported or set aside."""
+"""Rows of files, folders and the Hub: how they are read, located, and imported or not."""
 
 from __future__ import annotations
 

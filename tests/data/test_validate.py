@@ -231,55 +231,11 @@ def pair(number: int, **changes: Any) -> dict[str, Any]:
     return {"id": number, "prompt": f"Frage {number}?", "chosen": "ja", "rejected": "nein"} | changes
 
 
-def test_strict_build_reports_every_fault_of_the_row(tmp_path: Path, tal: Tal) -> None:
-    path = write(tmp_path / "rows.jsonl", [pair(1, prompt="", chosen=None)])
-    done = tal("data", "build", "--strict", "data=rows", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}")
-    assert done.status == 2
-    assert "error: blank: " in done.err
-    assert "error: missing: " in done.err
-
-
 @pytest.mark.parametrize("name", ["[red]rows.jsonl", "rows:train:.jsonl", f"{'long_' * 20}.jsonl"])
 def test_table_shows_exact_file_names(tmp_path: Path, tal: Tal, name: str) -> None:
     _, output, _ = tal("data", "validate", str(write(tmp_path / name, [pair(1, prompt="")])))
     table = [line for line in output.splitlines() if line.startswith("│")]
     assert "".join(line.split("│")[4].strip() for line in table) == f"{name}:1"
-
-
-def test_faults_are_printed_to_a_stdout_that_cannot_encode_them(tmp_path: Path) -> None:
-    path = write(tmp_path / os.fsdecode(b"b\xff.jsonl"), [pair(1, prompt="", subset="日")])
-    for encoding in ("utf-8:strict", "ascii:strict"):
-        environment = os.environ | {"PYTHONIOENCODING": encoding}
-        done = subprocess.run([*VALIDATE, str(path)], capture_output=True, env=environment, check=False)
-        assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
-        assert b"b\\udcff.jsonl:1: error: blank" in done.stdout
-
-
-def test_rows_of_a_file_whose_name_is_not_utf8_are_items(tmp_path: Path, tal: Tal) -> None:
-    folder, out = tmp_path / "rows", tmp_path / "items.jsonl"
-    folder.mkdir()
-    write(folder / os.fsdecode(b"b\xff.jsonl"), [pair(1) | {"id": None}])
-    assert tal("data", "build", "data=rows", f"data.path={folder}", f"out={out}").status == 0
-    assert [item.id for item in jsonl.read(out)] == [r"rows/b\udcff.jsonl-1"]
-
-
-def test_closed_stdout_pipe_prints_no_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", [pair(1, prompt="")] * 3000)
-    with subprocess.Popen([*VALIDATE, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout
-        assert process.stderr
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read().strip() == b""
-    assert process.returncode == 141  # as of any command whose reader ends
-
-
-def test_build_replaces_a_stale_temporary_file_of_the_same_pid(tmp_path: Path, tal: Tal) -> None:
-    path, out = write(tmp_path / "rows.jsonl", [pair(1)]), tmp_path / "items.jsonl"
-    (tmp_path / f".items.jsonl.{os.getpid()}").write_text('{"cut off')
-    assert tal("data", "build", "data=rows", f"data.path={path}", f"out={out}")[0] == 0
-    assert [item.id for item in jsonl.read(out)] == ["rows/en/rows/1"]
-    assert sorted(tmp_path.iterdir()) == [out, path]
 
 
 # --- suspicious items ---

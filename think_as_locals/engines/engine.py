@@ -223,7 +223,7 @@ class Chat:
             return self._written(self.turns(messages), add_generation_prompt)
         except TemplateError as error:
             raise ModelError(
-                f"{self.tokenizer.name_or_path}: its chat template cannot render a conversation ({error}): mend "
+                f"{self.tokenizer.name_or_path}: its chat template cannot render a conversation ({error}): fix "
                 "chat_template.jinja, or download the tokenizer again"
             ) from error
 

@@ -353,9 +353,7 @@ def test_file_of_an_unknown_region_is_skipped_with_a_warning(tmp_path: Path, tal
         items = read(tmp_path)
     assert items
     done = tal("data", "validate", str(tmp_path))
-    assert (
-        "Atlantis_data.json:1: skipped: ignored_file: got Atlantis_data.json, expected <Region>_data.json" in done.out
-    )
+    assert "Atlantis_data.json:1: skipped: unread_file: got Atlantis_data.json, expected <Region>_data.json" in done.out
     assert done.status == 0
 
 

@@ -212,7 +212,7 @@ def _questions(data: DataSection) -> tuple[dict[str, list[RegionQuestion]], list
         expected = f"no <Region>_data.json of {', '.join(REGIONS)}; data.path is a folder of BLEnD's data"
         raise DataError(f"{path / 'annotations'}: {expected}")
     for file in sorted({*(path / "annotations").glob("[!.]*")}.difference(annotations.values())):
-        fault = Fault("ignored_file", f"got {file.name}, expected <Region>_data.json of {', '.join(REGIONS)}")
+        fault = Fault("unread_file", f"got {file.name}, expected <Region>_data.json of {', '.join(REGIONS)}")
         invalid.append(Outcome(Row(str(file), 1, None, ""), faults=(fault,)))
     synonyms = Synonyms([vote.spellings for vote in fields.annotations] for _, _, _, fields in valid)
     by_question: dict[str, list[RegionQuestion]] = defaultdict(list)
