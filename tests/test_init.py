@@ -148,6 +148,22 @@ def test_file_name_with_interpolation_syntax_is_taken_literally(
     assert load_recipe("mine/judge.yaml").data.path == str(tmp_path / name)
 
 
+def test_init_writes_the_names_of_columns_and_labels_into_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("my.csv"), [{"ask": f"{i}?", "one": "yes", "two": "no", "label": 1 + i % 2} for i in range(4)])
+    columns = ["data.columns={prompt: ask, responses: [one, two], best: label}", "data.labels={1: a, 2: b}"]
+    done = tal("init", "mine", "--from", "my.csv", *columns)
+    assert done.status == 0, done.err
+    data = load_recipe("mine/judge.yaml")
+    assert [item.best for item in read(data.data, 0)] == [0, 1, 0, 1]
+    assert load_recipe("mine/one_gpu.yaml").data.columns == data.data.columns == data.eval.sets["own"].data.columns
+    assert (
+        "data.seed=1: expected data.columns or data.labels" in tal("init", "b", "--from", "my.csv", "data.seed=1").err
+    )
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
