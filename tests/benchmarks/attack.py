@@ -251,7 +251,7 @@ def rows(count: int, rng: Rng) -> Outcomes:
     """Corrupt rows of files between good ones."""
     carb = [row for row in carb_rows() if row["country"]][:20]
     for start in range(0, count, ROWS_PER_FILE):
-        source = rng.choice(("pairs", "preferences", "carb", "jsonl"))
+        source = rng.choice(("pairs", "labelled", "carb", "jsonl"))
         size = min(ROWS_PER_FILE, count - start)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "rows.jsonl")
@@ -270,7 +270,7 @@ def _valid_row(source: str, number: int, name: str, carb: list[dict[str, Any]]) 
         return carb[number % len(carb)] | {"id": name, "prompt": f"{carb[number % len(carb)]['prompt']} ({name})"}
     if source == "jsonl":
         return own | {"group": name, "source": "mine", "best": 1, "responses": pair}
-    if source == "preferences":
+    if source == "labelled":
         return own | {"response_a": pair[0], "response_b": pair[1], "preference": "B"}
     return own | {"chosen": pair[0], "rejected": pair[1]}
 
@@ -314,10 +314,11 @@ def _changed_bytes(row: dict[str, Any], rng: Rng) -> bytes:
 
 def _read(source: str, path: Path, good: list[dict[str, Any]], bad: int) -> Outcomes:
     """Yield the outcomes of a file's bad rows; a good row that was changed or lost is one of theirs."""
+    read_as = source if source in ("carb", "jsonl") else "rows"
     try:
         with warnings.catch_warnings(action="ignore"):
             outcomes = list(
-                row_outcomes(data_section(source=source, path=str(path), languages=None, num_responses=None))
+                row_outcomes(data_section(source=read_as, path=str(path), languages=None, num_responses=None))
             )
     except Exception as error:
         yield f"{source}: {type(error).__name__}: {str(error)[:300]}"

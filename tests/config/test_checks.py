@@ -374,7 +374,7 @@ def test_every_reward_model_kind_can_be_added_to_an_evaluation(kind: str) -> Non
     ("data", "split", "languages", "max_groups"),
     [
         *(("quickstart_cards", "pairing", ["en"], None), ("quickstart_blend", "pairing", ["en"], 16)),
-        *((name, "group", None, None) for name in ("jsonl", "carb", "pairs")),
+        *((name, "group", None, None) for name in ("jsonl", "carb", "rows")),
     ],
 )
 def test_quickstart_restricts_embedded_data_but_not_custom_data(

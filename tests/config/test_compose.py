@@ -36,7 +36,7 @@ def test_overrides_are_set_and_the_last_one_wins() -> None:
             "grpo.unknown={a: 1, b: [x]}",
         ],
         ["reward.weights={correctness: 2}", "rollout=vllm", "run.name=${recipe}-x", "sft=null", "grpo.report_to=wandb"],
-        ["data=mix", "data.mix.a=jsonl", "data.mix.a.path=x.jsonl", "eval.sets.b=pairs", "eval.sets.b.data.path=y.csv"],
+        ["data=mix", "data.mix.a=jsonl", "data.mix.a.path=x.jsonl", "eval.sets.b=rows", "eval.sets.b.data.path=y.csv"],
         ["~sft", "grpo.beta=1", "+grpo.new=2", "grpo.new=3"],
     ],
 )

@@ -50,6 +50,8 @@ from think_as_locals.types import (
 _SOURCE_KEYS = {  # keys of `data` that only some sources read
     "sets_per_group": ("culture_cards", "blend", "care"),
     "min_share_gap": ("globalopinionqa",),
+    "columns": ("rows", "crisp_rm", "helpsteer3", "include", "m_rewardbench"),
+    "labels": ("rows", "crisp_rm", "helpsteer3", "include", "m_rewardbench"),
 }
 _WITHOUT_RUBRIC = ("compact", "compact_responses_first")  # grammar prompts that ask for no rubric that can be scored
 _NOT_TRAINING_ITEMS = "evaluation items are all kept"
