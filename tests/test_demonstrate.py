@@ -89,8 +89,8 @@ def test_correct_completions_keep_provenance_with_yield_per_culture(tal: Tal, wo
     found = json.loads(done.out)
     assert (found["n"], found["yield"]) == (8, 7 / 8)
     assert {culture: part["yield"] for culture, part in found["by_culture"].items()} == {"JP": 0.75, "TH": 1.0}
-    counts = {key: found[key] for key in ("completions", "right", "wrong", "parse_failures", "too_long", "hinted")}
-    assert counts == {"completions": 20, "right": 7, "wrong": 7, "parse_failures": 6, "too_long": 0, "hinted": 0}
+    counts = {key: found[key] for key in ("completions", "right", "wrong", "out_of_format", "too_long", "hinted")}
+    assert counts == {"completions": 20, "right": 7, "wrong": 7, "out_of_format": 6, "too_long": 0, "hinted": 0}
     assert found["broken"]["verdict_once"] == 6
     kept = rows(tmp_path)
     assert [row["item"]["id"] for row in kept] == [f"item-{i}" for i in range(7)]

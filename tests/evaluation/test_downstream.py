@@ -291,7 +291,7 @@ def test_read_results_takes_macro_accuracy_from_an_evaluation(tmp_path: Path) ->
     (tmp_path / "carb/mine.json").write_text("{}")
     with pytest.raises(DataError, match=r"carb/mine\.json: a CARB file lacks accuracy"):
         read_results(tmp_path)
-    macro = {"accuracy": 0.25, "missing": [], "verdict_only": {}}
+    macro = {"accuracy": 0.25, "missing": []}
     summary = dict.fromkeys(carb.KEYS) | {"dataset": "mine.jsonl", "accuracy": 0.5, "macro": macro}
     (tmp_path / "carb/mine.json").write_text(json.dumps(summary))
     assert read_results(tmp_path) == [Result("mine", 0.25, 3.5, benchmark="mine.jsonl")]

@@ -28,6 +28,7 @@ from think_as_locals.data import read
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb as ours
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.judgements import Judgements, tabulate
 from think_as_locals.integrations.inspect_tasks import carb, judge_duel
 from think_as_locals.judging import CHAT_TOKENS, parse, render, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -95,13 +96,13 @@ def test_inspect_metrics_match_our_summary(log: EvalLog) -> None:
         text, reason = right_or_wrong(i, presented := shuffle_responses(item))
         judgement = parse(text, len(item.responses), "stop" if reason == "stop" else "length")
         predictions.append(ScoredItem(item=item, presented=presented, judgement=judgement))
-    summary = ours.summarise(predictions, dataset="d", split="group", model="m", seed=0, step=0, bootstrap_samples=50)
+    judgements = Judgements.of(tabulate(predictions))
+    summary = ours.summarise(judgements, dataset="d", split="group", model="m", seed=0, step=0, bootstrap_samples=50)
     correct = metrics(log, "correct")
     assert correct["accuracy"] == pytest.approx(summary["accuracy"])
     assert correct["macro"] == pytest.approx(summary["macro"]["accuracy"])
     assert metrics(log, "parse_failure")["accuracy"] == pytest.approx(summary["parse_failure"]) == 11 / 80
-    tagged = sum(each.judgement.verdict_only == each.presented.best for each in predictions) / N
-    assert metrics(log, "verdict_only")["accuracy"] == pytest.approx(tagged) == correct["accuracy"] + 1 / N
+    assert metrics(log, "in_format")["accuracy"] == pytest.approx(summary["in_format"]["share"])
     for kind in ("culture", "domain"):
         for name, part in summary[f"by_{kind}"].items():
             assert correct[f"{kind} {name}"] == pytest.approx(part["accuracy"])
@@ -132,9 +133,9 @@ def test_samples_hold_the_messages_of_our_judges(log: EvalLog) -> None:
 def test_truncated_completion_has_no_verdict(log: EvalLog) -> None:
     correct, failure = (scores(log, name)[some_items()[1].id] for name in ("correct", "parse_failure"))
     assert (correct.value, correct.answer) == (0.0, None)
-    assert (failure.value, failure.answer) == (1.0, "finished")
-    lenient = scores(log, "verdict_only")[some_items()[1].id]
-    assert (lenient.value, lenient.answer) == (1.0, "ABCD"[shuffle_responses(some_items()[1]).best])
+    assert failure.value == 1.0
+    kept = scores(log, "in_format")[some_items()[1].id]
+    assert (kept.value, kept.answer) == (0.0, "finished")
 
 
 def test_carb_task_reads_all_or_test_items_of_a_file(tmp_path: Path) -> None:

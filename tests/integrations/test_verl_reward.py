@@ -105,7 +105,7 @@ CLOSED_URL = "http://127.0.0.1:9/v1"
         ("", INFO, CLOSED_URL, DataError, "nothing to compare a response with"),
         ("b", {"prompt": "q"}, CLOSED_URL, DataError, "no question, what the user asked; it has num_turns, prompt"),
         ("b", INFO, None, ConfigError, "no server"),
-        ("b", INFO, "127.0.0.1:9", ServerError, "not the url of a server"),
+        ("b", INFO, "127.0.0.1:9", ServerError, "url: expected"),
     ],
 )
 def test_invalid_rows_are_rejected(reference: str, info: Any, url: Any, error: type[Exception], message: str) -> None:

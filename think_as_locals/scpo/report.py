@@ -93,7 +93,7 @@ def write_report(
             countries=sorted({row["country"] for row in summary["rows"]}),
             tables={title: tables.html(table, title) for title, table in found.items()},
             gains=_gains_plot([row for row in summary["rows"] if _is(row, steered)]),
-            plane=_plane([row for row in whole if row["minority"]["n"]]),
+            plane=_plane(whole),
             efficiency=_efficiency([row for row in (*fewer, *whole) if row["variant"] in ("full", "scpo")])
             if fewer
             else "",
@@ -270,10 +270,11 @@ def _gains_plot(rows: Sequence[dict[str, Any]]) -> Markup:
 @styled
 def _plane(rows: Sequence[dict[str, Any]]) -> Markup:
     """Return overall accuracy across and the minority's up: a point with its two intervals for each variant."""
-    if not rows:
+    measured = [row for row in rows if row["overall"]["n"] and row["minority"]["n"]]
+    if not measured:
         return Markup()
     plot, (axes,) = draw(4.5)
-    for row in rows:
+    for row in measured:
         x, y = (100 * row[part]["accuracy"] for part in ("overall", "minority"))
         color = BLUE if row["variant"] == "scpo" else GREY
         axes.plot([100 * end for end in row["overall"]["ci95"]], [y, y], color=color, alpha=0.5)
@@ -287,11 +288,13 @@ def _plane(rows: Sequence[dict[str, Any]]) -> Markup:
 @styled
 def _efficiency(rows: Sequence[dict[str, Any]]) -> Markup:
     """Return the minority's accuracy against the number of pairs of a country, a line for each variant."""
+    measured = [row for row in rows if row["minority"]["n"]]
+    if not measured:
+        return Markup()
     plot, (axes,) = draw(3.5)
-    for variant in dict.fromkeys(row["variant"] for row in rows):
+    for variant in dict.fromkeys(row["variant"] for row in measured):
         line = sorted(
-            ((row["training"]["pairs"], row["minority"]) for row in rows if row["variant"] == variant),
-            key=itemgetter(0),
+            ((r["training"]["pairs"], r["minority"]) for r in measured if r["variant"] == variant), key=itemgetter(0)
         )
         color = BLUE if variant == "scpo" else GREY
         axes.plot(
