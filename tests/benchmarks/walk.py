@@ -189,8 +189,8 @@ def report(walk: Walk) -> None:
             figures = {key: part[key] for key in ("accuracy", "n", "ci95", "parse_failure")}
             found["measured"][f"{name} {path.parent.name} {path.stem}"] = figures
             print(f"{name} {path.parent.name} {path.stem}: {figures}")
-    found["variants"] = walk.read("ablations/variants.json")["variants"]
-    print((walk.folder / "ablations" / "variants.md").read_text())
+    found["ablations"] = walk.read("ablations/sweep.json")["judges"]
+    print((walk.folder / "ablations" / "sweep.md").read_text())
     pearson = valid["pearson"]
     print(f"r2 {pearson['r2']:.3f}, r {pearson['r']:.2f} {pearson['ci95']}, over {valid['n']} reward models")
     print("in all {:.0f} s, {:.0f} s of CPU".format(*map(sum, zip(*walk.times.values(), strict=True))))
