@@ -164,7 +164,7 @@ def test_stopped_sweep_resumes_and_tabulates_failed_jobs(tmp_path: Path, warm_py
             log = folder / "jobs" / row["job"] / "log.txt"
             assert UNKNOWN_GROUP in log.read_text()
             assert str(log) in output
-    assert (folder / "sweep.md").read_text().count("| done |") == 2
+    assert (folder / "sweep.md").read_text().count("| done ") == 2
 
 
 # --- Slurm: what sbatch gets, and that a job comes of it ---
