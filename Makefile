@@ -24,7 +24,7 @@ test: .venv/.vllm  ## Lint, types, layers, all tests
 pytest: .venv/.vllm
 	$(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-bench: .venv/.vllm  ## Compare speed with TRL and RewardBench 2, time startup; ARGS=--scale: costs by number of rows
+bench: .venv/.vllm  ## Compare speed with TRL and RewardBench 2; ARGS=--scale: costs by number of rows
 ifneq ($(filter --scale,$(ARGS)),)
 	$(BIN)/python tests/benchmarks/scale.py $(filter-out --scale,$(ARGS))
 else
@@ -32,15 +32,12 @@ else
 	$(BIN)/python tests/benchmarks/scoring.py
 	$(BIN)/python tests/benchmarks/judging.py
 	$(BIN)/python tests/benchmarks/ahead.py
-	$(BIN)/python tests/benchmarks/ahead.py --quickstart
-	$(BIN)/python tests/benchmarks/startup.py
-	$(BIN)/python tests/benchmarks/plan.py --check
 endif
 
 soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 300 times; tests/benchmarks/soak.json
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
-attack: .venv/.vllm  ## Attack parser, data, recipes, server, checkpoints a million times; tests/benchmarks/attack.json
+attack: .venv/.vllm  ## Attack parser, prompts, data and server a million times; tests/benchmarks/attack.json
 	PYTHONPATH=tests $(BIN)/python -P tests/benchmarks/attack.py $(ARGS)
 
 gpu: .venv/.vllm  ## Check this package's claims on your GPU, in ten minutes (toy models without one); runs/gpu/truth.json

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from think_as_locals.types import Judgement
 
-CASE_COUNTS = {"completions": 5_000, "tokens": 200, "rows": 1_000, "requests": 200, "recipes": 12}
+CASE_COUNTS = {"completions": 5_000, "tokens": 200, "rows": 1_000, "requests": 200}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,6 @@ PLANTED_FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "completions": ("parse", accept_any_verdict_a),
     "tokens": ("neutralise", lambda _: lambda text, tokens: text),
     "rows": ("row_outcomes", first_row_only),
-    "recipes": ("ConfigError", lambda _: ZeroDivisionError),
 }
 
 

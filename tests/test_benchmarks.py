@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, SMALL, launch
+from conftest import launch
 
 pytestmark = pytest.mark.slow
 
@@ -20,13 +20,6 @@ def found(python: str, folder: Path, script: str, *words: str) -> Any:
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = folder.glob("*.json")
     return json.loads(file.read_text())
-
-
-def test_quick_start_trains_with_both_trainers(tmp_path: Path, warm_vllm: str) -> None:
-    words = ["--quickstart", "--steps", "2", "--engines", "transformers", "--overrides", *SMALL, *QUICK]
-    trained = found(warm_vllm, tmp_path, "ahead", *words)["found"]
-    assert list(trained) == ["transformers, theirs", "transformers, ours"]
-    assert all(seconds > 0 and -2 <= reward <= 2 for seconds, reward in trained.values())
 
 
 def test_compared_scores_and_losses_agree(tmp_path: Path, warm_python: str) -> None:

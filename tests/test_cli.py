@@ -104,7 +104,7 @@ def test_missing_module_outside_all_extras_raises_module_not_found(monkeypatch: 
         (["judge", "no-such-model"], "give a file of items, or --prompt TEXT with --response TEXT"),
         (["judge", "no-such-model", "items.jsonl", *ONE_ITEM], "give a file of items, or --prompt TEXT with --resp"),
         (["judge", "no-such-model", *ONE_ITEM[:4]], "expected 2 to 8 responses, got 1"),
-        (["judge", "no-such-model", *ONE_ITEM[2:]], "missing prompt"),
+        (["judge", "no-such-model", *ONE_ITEM[2:]], "prompt: Field required"),
         (["judge", "no-such-model", "no-such-items.jsonl"], "no-such-items.jsonl"),
         (["judge", "no-such-model", "/dev/null"], "null: no rows: it is empty"),
         (["judge", "runs/GONE/model", *ONE_ITEM], "neither a directory"),
@@ -117,7 +117,7 @@ def test_invalid_command_line_names_the_expected_input(words: list[str], expecte
 
 
 def test_missing_data_file_error_does_not_suggest_other_recipes(tal: Tal) -> None:
-    done = tal("run", "quickstart", "data=pairs", "data.path=no.csv")
+    done = tal("run", "quickstart", "data=rows", "data.path=no.csv")
     lacking = "tal: this machine lacks what quickstart needs:\n  - data: no.csv does not exist; set data.path\n"
     assert (done.status, done.err) == (2, lacking)
 
@@ -219,7 +219,7 @@ def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, jud
     found = records(tal, judge, str(path), "--culture", "TH")
     assert [record["id"] for record in found] == ["mine.jsonl-1", "mine.jsonl-2"]
     done = tal("judge", judge, str(path))
-    assert (done.status, "mine.jsonl:1: missing culture; fields: " in done.err) == (2, True)
+    assert (done.status, "mine.jsonl:1: culture: Field required" in done.err) == (2, True)
 
 
 def test_judge_accepts_training_pairs_from_csv(tal: Tal, judge: str, tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ ROW = {"item": json.loads(jsonl.line(ITEMS[1])), "order": [2, 1, 0], "completion
         ({"completion": " "}, "rows.jsonl:1: completion must be a non-blank string"),
         ({"completion": "B"}, "rows.jsonl:1: the completion breaks the format that it is to teach: rubric_once"),
         ({"completion": verdict(0)}, "rows.jsonl:1: the completion chooses A, but B is the best: leave it out"),
-        ({"item": {"id": "x"}}, "rows.jsonl:1: missing best, "),
+        ({"item": {"id": "x"}}, "rows.jsonl:1: .*best: Field required"),
         ({"item": None}, "rows.jsonl:1: expected an object"),
     ],
 )

@@ -153,7 +153,6 @@ def test_edits_pass_validation_and_are_used_by_evaluation_probes(tal: Tal, words
     file = tmp_path / "edited" / "edits.jsonl"
     validated = tal("data", "validate", str(file), "--json")
     assert (validated.status, json.loads(validated.out)["rows"]) == (0, 24), validated.out
-    assert tal("data", "validate", str(file), "--source", "edits").status == 0
     without = tmp_path / "without-one.jsonl"
     without.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
     with serving() as (url, _):
@@ -194,7 +193,7 @@ def test_local_model_without_valid_edits_writes_only_the_yield(tal: Tal, words: 
     local = ["editor=model", f"editor.path={model}", "tries=1", "max_completion_length=8", "probes=[RC,CL]"]
     done = tal(*words, *local)
     assert (done.status, (tmp_path / "edited" / "edits.jsonl").exists()) == (2, False)
-    assert "no edit of 6 items keeps the rules (broken most: " in done.err
+    assert "no edit of 6 items keeps the rules: " in done.err
     found = json.loads((tmp_path / "edited" / "yield.json").read_text())["probes"]
     assert {probe: part["rejected"] for probe, part in found.items()} == {"RC": 6, "CL": 6}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def test_readme_walkthrough_of_tal_init_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     done = tal("init", "sample")
     assert done.status == 0, done.err
-    assert "300 rows = 300 imported (300 items) + 0 set aside" in done.out
+    assert "300 rows = 300 imported (300 items) + 0 in quarantine" in done.out
     assert "cultures: ES 41" in done.out
     assert sorted(path.name for path in Path("sample").iterdir()) == sorted([*GENERATED_FILES, "pairs.csv"])
     english = load_data_config(["data=quickstart_cards", "data.num_responses=2", "data.max_items=300"])
@@ -59,7 +60,7 @@ def test_readme_walkthrough_of_tal_init_runs(tmp_path: Path, monkeypatch: pytest
         outcomes[name] = tal(name, *words, *(small if name == "run" else []))
         assert (program, outcomes[name].status) == ("tal", 0), f"{line}: {outcomes[name]}"
     assert [*outcomes] == ["init", "data", "run", "compare", "serve"]
-    assert "warning: own at step 2 was trained on 13 of these 16 items" in outcomes["run"].err
+    assert re.search(r"warning: own at step 2 was trained on \d+ of these 16 items", outcomes["run"].err)
     row = {"prompt": "Breakfast?", "responses": ["Rice.", "A croissant."], "culture": "JP"}
     answer = TestClient(apps[0], "http://127.0.0.1").post("/judge", json={"items": [row]}).json()
     assert answer["judgements"][0].keys() > {"verdict", "label", "order"}
@@ -83,7 +84,7 @@ def test_init_inspects_rows_of_every_file_format(
     write(Path(f"my rows: 'é'{suffix}"), PAIRS)
     done = tal("init", "mine", "--from", f"my rows: 'é'{suffix}")
     assert done.status == 0, done.err
-    assert f"é'{suffix}: read as data=pairs\n5 rows = 5 imported (5 items) + 0 set aside\n" in done.out
+    assert f"é'{suffix}: read as data=rows\n5 rows = 5 imported (5 items) + 0 in quarantine\n" in done.out
     assert "\ncultures: TH 5\nlanguages: en 5\n" in done.out
     assert sorted(path.name for path in Path("mine").iterdir()) == GENERATED_FILES
     readme = Path("mine/README.md").read_text(encoding="utf-8")
@@ -91,7 +92,7 @@ def test_init_inspects_rows_of_every_file_format(
     assert shlex.split(validate)[-1] == str(tmp_path / f"my rows: 'é'{suffix}")
     for recipe in ("judge", "one_gpu"):
         data = load_recipe(f"mine/{recipe}.yaml").data
-        assert (data.source, data.path) == ("pairs", str(tmp_path / f"my rows: 'é'{suffix}"))
+        assert (data.source, data.path) == ("rows", str(tmp_path / f"my rows: 'é'{suffix}"))
     assert load_recipe("mine/one_gpu.yaml").run.launch is None  # doctor estimates one process
 
 
@@ -104,7 +105,7 @@ def test_init_chooses_the_data_source_from_the_columns(
     assert load_recipe("mine/judge.yaml").data.source == "jsonl"
     write(Path("ab.csv"), [{"prompt": f"{i}?", "response_a": "a", "response_b": "b", "preference": "B"} for i in "123"])
     assert tal("init", "ab", "--from", "ab.csv").status == 0
-    assert load_recipe("ab/judge.yaml").data.source == "preferences"
+    assert load_recipe("ab/judge.yaml").data.source == "rows"
 
 
 USER_TURN = [{"role": "user", "content": "How do people greet an elder?"}]
@@ -130,7 +131,7 @@ def test_init_reads_trl_conversations_as_pairs(
     data = load_recipe("mine/judge.yaml").data
     (item,) = read(data, 0)
     assert (data.source, item.prompt, item.responses) == (
-        "pairs",
+        "rows",
         USER_TURN[0]["content"],
         ("With a wai.", "With a bow."),
     )
@@ -147,22 +148,30 @@ def test_file_name_with_interpolation_syntax_is_taken_literally(
     assert load_recipe("mine/judge.yaml").data.path == str(tmp_path / name)
 
 
-UNUSABLE_ROWS = [
-    ({"question": "a?", "preferred": "b", "rejected": "c"}, "rename 'question' to 'prompt'; rename 'preferred' to"),
-    ({"question": "a?", "response_a": "b", "response_b": "c"}, "'question' to 'prompt'; add 'preference'"),
-    (
-        {"prompt": "a?", "answer_a": "b", "answer_b": "c", "Winner": "A"},
-        "preference): rename 'answer_a' to 'response_a'",
-    ),
-    ({"prompt": "a?", "chosen": "", "rejected": "c"}, "no row can be imported"),
-    (
-        {"Question": "a?", "Preferred Answer": "b", "Other Answer": "c"},
-        "rename 'Question' to 'prompt'; rename 'Preferred Answer' to 'chosen'; rename 'Other Answer' to 'rejected'",
-    ),
-]
+def test_init_writes_the_names_of_columns_and_labels_into_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("my.csv"), [{"ask": f"{i}?", "one": "yes", "two": "no", "label": 1 + i % 2} for i in range(4)])
+    columns = ["data.columns={prompt: ask, responses: [one, two], best: label}", "data.labels={1: a, 2: b}"]
+    done = tal("init", "mine", "--from", "my.csv", *columns)
+    assert done.status == 0, done.err
+    data = load_recipe("mine/judge.yaml")
+    assert [item.best for item in read(data.data, 0)] == [0, 1, 0, 1]
+    assert load_recipe("mine/one_gpu.yaml").data.columns == data.data.columns == data.eval.sets["own"].data.columns
+    assert (
+        "data.seed=1: expected data.columns or data.labels" in tal("init", "b", "--from", "my.csv", "data.seed=1").err
+    )
 
 
-@pytest.mark.parametrize(("row", "message"), UNUSABLE_ROWS)
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"a": "b"}, "no known data set has the columns a."),
+        ({"Question": "a?", "answer_1": "b", "answer_2": "c"}, "data=rows 'data.columns={prompt: NAME, "),
+        ({"prompt": " ", "chosen": "a", "rejected": "b"}, "no row can be imported"),
+    ],
+)
 def test_init_rejects_unusable_rows_and_creates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, row: dict[str, str], message: str
 ) -> None:
@@ -175,7 +184,7 @@ def test_init_rejects_unusable_rows_and_creates_nothing(
 
 def test_init_warns_about_non_english_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
     monkeypatch.chdir(tmp_path)
-    pair = {"chosen": "ไหว้ด้วยการพนมมือ", "rejected": "จับมือแน่น ๆ", "culture": "ประเทศไทย"}
+    pair = {"chosen": "ไหว้ด้วยการพนมมือ", "rejected": "จับมือแน่น ๆ", "culture": "ไทย"}
     write(Path("my thai.csv"), [{"prompt": f"คนไทยทักทายผู้ใหญ่คนที่ {i} อย่างไร"} | pair for i in range(3)])
     done = tal("init", "mine", "--from", "my thai.csv")
     assert "; tal data validate 'my thai.csv' lists them\n" in done.out

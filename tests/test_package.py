@@ -57,7 +57,7 @@ def test_core_without_extras_renders_parses_scores_and_validates(tmp_path: Path)
     jsonl.write([make_item()], tmp_path / "rows.jsonl")
     done = run_with((), TAL, "data", "validate", "rows.jsonl", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "1 rows = 1 imported (1 items) + 0 set aside\n"
+    assert done.stdout == "1 rows = 1 imported (1 items) + 0 in quarantine\n"
     assert done.stderr.strip().startswith("tal: languages of texts were not checked: pip")
     code = (
         "import think_as_locals as tal\n"

@@ -31,7 +31,7 @@ from test_evaluate import ROWS as CANDIDATES
 from think_as_locals import Item, Judge, parse
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.compose import ASSETS, compose_recipe, group_options, recipes
-from think_as_locals.data.rows import Row
+from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import jsonl
 from think_as_locals.integrations import inspect_tasks as inspect_registry
 from think_as_locals.integrations.rewardbench_judge import plug_in
@@ -41,6 +41,7 @@ from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.run import start
 from think_as_locals.serving.app import create_app
 from think_as_locals.serving.server import load_server
+from think_as_locals.types import ITEM_FIELDS
 
 PACKAGE = ROOT / "think_as_locals"
 
@@ -112,8 +113,8 @@ def test_every_code_block_language_is_covered() -> None:
 def test_json_example_row_is_valid_and_has_every_field(text: str) -> None:
     value = json.loads(text)
     if "best" in value:
-        (row,) = jsonl.outcome(Row("mine.jsonl", 1, value, text)).items
-        assert (row.origins[row.best], set(value)) == (row.culture, {*jsonl.ItemRow.FIELDS})
+        (row,) = Outcome.of(Row("mine.jsonl", 1, value, text), jsonl.items).items
+        assert (row.origins[row.best], set(value)) == (row.culture, {*ITEM_FIELDS})
 
 
 @pytest.mark.parametrize("text", [block.text for block in blocks() if block.text.startswith("<rubric>")])

@@ -292,7 +292,7 @@ def test_cultures_of_csv_pairs_appear_in_report_and_model_card(small_run: Path, 
             rows.writerow([f"What is dish number {i} eaten with?", f"with tool {i}", f"with hand {i}", places[i % 3]])
     small = [override for override in [*SMALL, *QUICK] if not override.startswith(("data.", "sft.", "model."))]
     model = ["trainer=grpo", f"model.path={small_run / 'model'}", "model.scratch=null", "grpo.max_steps=1"]
-    data = ["data=pairs", f"data.path={tmp_path / 'mine.csv'}", "eval.max_items=30"]
+    data = ["data=rows", f"data.path={tmp_path / 'mine.csv'}", "eval.max_items=30"]
     start("recipes/quickstart.yaml", [*small, *model, *data, f"run.dir={tmp_path}", "run.name=mine"])
     run = RunFolder(tmp_path / "mine")
     for name, n in (("test", 30), ("validation", 30)):

@@ -1,7 +1,4 @@
-"""The whole pipeline, scaled down: teacher demonstrations, a judge trained on a mix, ablations, best-of-N and r2.
-
-`benchmarks/walk.py` runs it at full size, with the teacher behind vLLM.
-"""
+"""The whole pipeline, scaled down: teacher demonstrations, a judge trained on a mix, ablations, best-of-N and r2."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from think_as_locals.config.model_schema import DemonstrationConfig
 from think_as_locals.data.load import describe_items, load_side
-from think_as_locals.data.rows import Row, read_rows, valid_items
+from think_as_locals.data.rows import Outcome, Row, read_rows, valid_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import query_with_journal
@@ -173,7 +173,7 @@ def _demonstration(row: Row, format_: Format) -> Demonstration:
         got = row.fault.detail if row.fault else f"got {type(row.value).__name__}"
         expected = "a demonstration: item (an object with the fields of Item), order, completion"
         raise DataError(f"{row.place}: {got}; expected {expected}")
-    (item,) = valid_items([jsonl.outcome(row._replace(value=row.value.get("item")))])
+    (item,) = valid_items([Outcome.of(row._replace(value=row.value.get("item")), jsonl.items)])
     order, completion = row.value.get("order"), row.value.get("completion")
     indices = list(range(len(item.responses)))
     if not isinstance(order, list) or any(type(index) is not int for index in order) or sorted(order) != indices:

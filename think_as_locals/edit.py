@@ -5,23 +5,24 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pandas import DataFrame
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import EditConfig
 from think_as_locals.data import edit_rules
 from think_as_locals.data.edits import Edit
-from think_as_locals.data.languages import language_fault, language_tag
+from think_as_locals.data.languages import language_tag
 from think_as_locals.data.load import describe_items, load_side
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, load_policy, yield_table
-from think_as_locals.evaluation.tables import Cell, Table
+from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.judging.prompt import break_tokens, culture_name
 from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
 from think_as_locals.runtime.files import read_json, write_json, write_rows
@@ -32,8 +33,8 @@ from think_as_locals.types import ConfigError, DataError, Item
 
 def load_data(config: EditConfig) -> Sequence[Item]:
     """Load the items to edit."""
-    if fault := language_fault(config.language):
-        raise ConfigError(f"language: got {config.language!r}, {fault}")
+    if language_tag(config.language) is None:
+        raise ConfigError(f"language: got {config.language!r}, expected an English name or a BCP-47 tag")
     return load_side(config.data, config.seed, config.items)
 
 
@@ -61,15 +62,12 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
                 rows += of_probe
         write_json(folder.yields, {"n_items": len(items), "probes": found})
         if not rows:
-            broken = sum((Counter(part["broken"]) for part in found.values()), Counter[str]())
-            most = [f"broken most: {edit_rules.EDIT_RULES.get(rule, TOO_LONG)}" for rule, _ in broken.most_common(1)]
             raise DataError(
-                f"no edit of {len(items)} items keeps the rules ({''.join(most) or 'none was asked for'}): look at "
-                f"{folder.yields} and at the journals beside it; start a new run with more tries, a larger "
-                "max_completion_length or another editor"
+                f"no edit of {len(items)} items keeps the rules: {folder.yields} counts those that are broken; start a "
+                "new run with more tries, a larger max_completion_length or another editor"
             )
         write_rows(folder.edits, rows)
-    print_result(*(table.terminal() for table in tables(read_json(folder.yields))))
+    print_result(*map(on_terminal, tables(read_json(folder.yields)["probes"])))
     print(f"edits  {folder.edits}")
 
 
@@ -87,46 +85,39 @@ class Editing:
 
     def run(self, items: Sequence[Item]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return a row for each edit that keeps the rules, in the order of the items, and the counts."""
-        reasons = {item.id: edit_rules.skip_reason(self.probe, item, self._language) for item in items}
+        language = str(language_tag(self.config.language))
+        reasons = {item.id: edit_rules.skip_reason(self.probe, item, language) for item in items}
         tally = YieldCounter([item for item in items if reasons[item.id] is None], ("kept", "rejected"))
         rows = [row for number in range(1, self.config.tries + 1) for row in self._try(number, tally)]
-        not_asked = Counter(reason for reason in reasons.values() if reason)
         rows.sort(key=lambda row: tally.index(row["item"]["id"]))
-        return rows, {**tally.summary(), "not_asked": dict(not_asked.most_common())}
-
-    @property
-    def _language(self) -> str:
-        return str(language_tag(self.config.language))
+        return rows, {**tally.summary(), "not_asked": Counter(reason for reason in reasons.values() if reason)}
 
     def _target(self, item: Item) -> str | None:
-        return edit_rules.target_language(item, self._language) if self.probe == "CL" else None
+        language = str(language_tag(self.config.language))
+        return edit_rules.target_language(item, language) if self.probe == "CL" else None
 
-    def _try(self, number: int, tally: YieldCounter) -> list[dict[str, Any]]:
-        """Ask about the remaining items, and return a row for each edit that keeps the rules."""
+    def _try(self, number: int, tally: YieldCounter) -> Iterator[dict[str, Any]]:
+        """Ask about the remaining items, and yield a row for each edit that keeps the rules."""
         left, config = tally.left(), self.config
         if not left:
-            return []
-        drawn: dict[str, Any] = {
-            "temperature": config.temperature,
-            "seed": random.Random(f"{config.seed}-{self.probe}-{number}").randrange(2**31),
-        }
+            return
+        seed = random.Random(f"{config.seed}-{self.probe}-{number}").randrange(2**31)
+        drawn: dict[str, Any] = {"temperature": config.temperature, "seed": seed}
         sampling = Sampling(max_completion_length=config.max_completion_length, **drawn)
         sampler = Sampler(self.engine, sampling, self.chunk_size, self._conversation, lambda r: r.item.prompt)
         prompt = hashlib.sha256(edit_rules.prompt_text(self.probe).encode()).hexdigest()[:16]
         made = {"editor": dict(self.identity), "prompt": prompt, **drawn}
-        identity = {**made, "language": self._language, "max_completion_length": config.max_completion_length}
-        path, advance_bar = (
-            self.folder.journal(f"{self.probe}-try-{number}"),
-            advance(self.bar, f"{self.probe}, try {number}"),
-        )
+        identity = {**made, "language": config.language, "max_completion_length": config.max_completion_length}
+        path = self.folder.journal(f"{self.probe}-try-{number}")
+        shown = advance(self.bar, f"{self.probe}, try {number}")
         requests = [Request(item, ()) for item in left]
-        answers = query_with_journal(sampler, path, identity, requests, advance_bar, too_long="wrong")
-        rows = []
+        answers = query_with_journal(sampler, path, identity, requests, shown, too_long="wrong")
         for item, answer in zip(left, answers, strict=True):
-            if (after := self._read(item, answer, tally)) is not None:
-                rows.append(self._row(item, after, {**made, "try": number}))
+            after, broken = self._read(item, answer)
+            tally.add(item, "rejected" if broken else "kept", broken)
+            if after is not None and not broken:
                 tally.keep([item])
-        return rows
+                yield self._row(item, after, {**made, "try": number})
 
     def _conversation(self, request: Request) -> Messages:
         item = request.item
@@ -134,19 +125,14 @@ class Editing:
         text = edit_rules.request_text(self.probe, item, culture_name(item.culture), language)
         return [{"role": "user", "content": break_tokens(text, self.engine.special_tokens)}]
 
-    def _read(self, item: Item, answer: Answer, tally: YieldCounter) -> edit_rules.Texts | None:
-        """Count an answer; return its edit if that keeps the rules."""
-        after = None
+    def _read(self, item: Item, answer: Answer) -> tuple[edit_rules.Texts | None, list[str]]:
+        """Return the edit in an answer, if it can be read, and the rules that it breaks."""
         if TOO_LONG in answer:
-            broken = [TOO_LONG]
-        elif answer["finish_reason"] != "stop":
-            broken = ["complete"]
-        elif (after := edit_rules.read_answer(self.probe, item, answer["text"])) is None:
-            broken = ["format"]
-        else:
-            broken = edit_rules.broken_rules(self.probe, item, after, self._target(item))
-        tally.add(item, "rejected" if broken else "kept", broken)
-        return None if broken else after
+            return None, [TOO_LONG]
+        if answer["finish_reason"] != "stop":
+            return None, ["complete"]
+        after = edit_rules.read_answer(self.probe, item, answer["text"])
+        return after, edit_rules.broken_rules(self.probe, item, after, self._target(item)) if after else ["format"]
 
     def _row(self, item: Item, after: edit_rules.Texts, provenance: Mapping[str, Any]) -> dict[str, Any]:
         """Return an edit as `eval.probes` reads it: the item, and its edited fields."""
@@ -157,19 +143,17 @@ class Editing:
         return {"item": asdict(item), "probe": self.probe, **edited, "provenance": dict(provenance)}
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
+def tables(probes: Mapping[str, Any]) -> list[DataFrame]:
     """Return tables of the yields, of the rules that answers break, and of the items without a request."""
-    probes = found["probes"]
+    names = {**edit_rules.EDIT_RULES, TOO_LONG: "the item is not too long for the editor"}
     counted = {"completions": "completions", "kept": "kept", "rejected": "rejected"}
-    first = yield_table("probe", "items edited, % of those asked about", probes, counted)
-    why: list[list[Cell]] = [
-        [meaning, *(f"{part['broken'].get(rule, 0):,}" for part in probes.values())]
-        for rule, meaning in {**edit_rules.EDIT_RULES, TOO_LONG: "the item is not too long for the editor"}.items()
-        if any(rule in part["broken"] for part in probes.values())
-    ]
-    reasons = dict.fromkeys(reason for part in probes.values() for reason in part["not_asked"])
-    aside: list[list[Cell]] = [
-        [reason, *(f"{part['not_asked'].get(reason, 0):,}" for part in probes.values())] for reason in reasons
-    ]
-    rejected = [Table(["rule that answers break", *probes], why)] if why else []
-    return [first, *rejected, *([Table(["items not asked about", *probes], aside)] if aside else [])]
+    found = [yield_table("probe", "items edited, % of those asked about", probes, counted)]
+    for title, key in (("rule that answers break", "broken"), ("items not asked about", "not_asked")):
+        reasons = dict.fromkeys(reason for part in probes.values() for reason in part[key])
+        rows = [
+            {title: names.get(reason, reason)}
+            | {probe: f"{part[key].get(reason, 0):,}" for probe, part in probes.items()}
+            for reason in reasons
+        ]
+        found += [DataFrame(rows)] if rows else []
+    return found

@@ -19,8 +19,8 @@ LABELS = "ABCDEFGH"
 
 # fmt: off
 DataSource = Literal[
-    "culture_cards", "opinion_cards", "blend", "jsonl", "carb", "carb_open", "care", "crisp_rm", "globalopinionqa",
-    "helpsteer3", "include", "m_rewardbench", "pairs", "preferences", "prism", "rewardbench2",
+    "culture_cards", "opinion_cards", "blend", "jsonl", "rows", "carb", "carb_open", "care", "crisp_rm",
+    "globalopinionqa", "helpsteer3", "include", "m_rewardbench", "prism", "rewardbench2",
 ]
 # fmt: on
 """The sources of items; `data` reads them."""

@@ -3,10 +3,6 @@
 Sampling and update of a step take about as long here. A step with ahead=1 should take as long as the longer of the two,
 with ahead=0 it takes their sum, and the time of a weight sync in both.
 
-With `--quickstart`: GRPO of the quick start from trainer to last step, in TRL's own GRPOTrainer and in ours, sampled by
-transformers; the same judge after its cold start, prompts, reward and arguments. `--engines vllm_colocate` samples by
-vLLM in the trainer's process, which TRL 1.16 cannot with vLLM's CPU build: its weight sync fails.
-
 With `--learning`: what stale rollouts cost. The quick start's judge of each seed after its cold start, trained
 through a server with `rollout.ahead` 0, 1 and 4, and 4 without importance weights; accuracy on the same test items.
 """
@@ -15,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import secrets
 import statistics
@@ -25,28 +20,24 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 
-from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from soak_server import Server
-from transformers import PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from transformers import TrainerCallback
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
-from think_as_locals.judging import COMPONENTS, Evidence, prompt_format, render, shuffle_responses
+from think_as_locals.judging import render
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints
-from think_as_locals.training.grpo import JudgeTrainer, load_chat, trl_arguments
-from think_as_locals.training.rollouts import rollout_arguments
+from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.served_engine import ServedGeneration
 
 SETTINGS = [
@@ -96,18 +87,13 @@ class Clock(TrainerCallback):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quickstart", action="store_true", help="compare whole trainings with TRL's")
     parser.add_argument("--learning", action="store_true", help="compare accuracy after training with stale rollouts")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of --learning")
-    parser.add_argument("--steps", type=int, help="12, of the quick start 50, of --learning 30")
-    parser.add_argument("--overrides", nargs="*", default=[], help="of the quick start, to try the script")
-    parser.add_argument("--engines", nargs="+", default=["transformers"], help="of the quick start")
+    parser.add_argument("--steps", type=int, help="12, of --learning 30")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of --learning, to try the script")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.quickstart:
-        compare_quickstart(arguments.steps or 50, arguments.engines, arguments.overrides, arguments.out)
-        return
     os.environ["VLLM_API_KEY"] = secrets.token_hex(16)
     if arguments.learning:
         found = {s: compare_learning(s, arguments.steps or 30, arguments.overrides) for s in arguments.seeds}
@@ -168,26 +154,6 @@ def report(spent: dict[int, dict[str, float]], out: Path) -> None:
     write_json(out, {"seconds": {str(key): value for key, value in spent.items()}, "update": update, "ratios": ratios})
 
 
-def compare_quickstart(steps: int, engines: list[str], overrides: list[str], out: Path) -> None:
-    """Print and write the seconds of both trainers, each in a process of its own with the same allocator settings."""
-    os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**36)}
-    with tempfile.TemporaryDirectory() as name:
-        model, words = cold_started(name, overrides), [*overrides, f"grpo.max_steps={steps}"]
-        found = {}
-        # Forked from a process that has this module: what is imported is in neither's seconds.
-        context = multiprocessing.get_context("forkserver")
-        with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as alone:
-            for engine in engines:
-                for whose in (theirs, ours):
-                    asked = alone.submit(whole_training, whose, [*words, f"rollout={engine}"], model)
-                    found[f"{engine}, {whose.__name__}"] = asked.result()
-    table = Table("", "seconds", "reward of the last five steps", title=f"{steps} steps of the quick start's GRPO")
-    for name, (seconds, reward) in found.items():
-        table.add_row(name, f"{seconds:.1f}", f"{reward:.2f}")
-    Console().print(table)
-    write_json(out / "quickstart.json", {"steps": steps, "found": found})
-
-
 def cold_started(folder: str, overrides: list[str]) -> Path:
     """The quick start's judge before GRPO."""
     first = ["run.name=judge", "grpo.max_steps=1", "eval.max_items=2", "eval.every_steps=100"]
@@ -229,45 +195,6 @@ def compare_learning(seed: int, steps: int, overrides: list[str]) -> dict[str, A
             server.kill()
     Console().print(table)
     return found
-
-
-def whole_training(make: Callable[..., GRPOTrainer], words: list[str], model: Path) -> tuple[float, float]:
-    """Seconds from before there is a trainer until it has trained, and the mean reward at the end."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = load_recipe("recipes/quickstart.yaml", [*words, "grpo.save_steps=1000"])
-        items = load(config.data, config.seed).train
-        began = time.perf_counter()
-        trainer = make(config, items, str(model), RunFolder(Path(folder)))
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-        seconds = time.perf_counter() - began
-    return seconds, statistics.mean([line["reward"] for line in trainer.state.log_history if "reward" in line][-5:])
-
-
-def ours(config: Any, items: Any, model: str, run: RunFolder) -> GRPOTrainer:
-    """The trainer of a run."""
-    return JudgeTrainer(config, model, items, run, Checkpoints(run.checkpoints, 1))
-
-
-def theirs(config: Any, items: Any, model: str, run: RunFolder) -> GRPOTrainer:
-    """TRL's with the same prompts, and a reward as a user would write it: a function of completions."""
-    weights, format_ = config.reward.weighted(), prompt_format(config.prompt.template)
-    evidence = Evidence(num_rules=len(format_.rules))
-    presented = [shuffle_responses(item, config.seed) for item in items]
-
-    def reward(completions: list[Any], place: list[int], **_: Any) -> list[float]:
-        found = []
-        for (message,), item in zip(completions, (presented[i] for i in place), strict=True):
-            judgement = format_.read(message["content"], len(item.responses), "stop")
-            found.append(sum(w * COMPONENTS[name](judgement, item, evidence) for name, w in weights.items()))
-        return found
-
-    shown = {"seed": config.seed, **config.prompt.arguments()}
-    rows = [{"prompt": render(item, **shown), "place": place} for place, item in enumerate(items)]
-    arguments = {**trl_arguments(config, config.grpo, run.checkpoints), **rollout_arguments(config)}
-    tokenizer = load_chat(config, model).tokenizer
-    dataset = Dataset.from_list(rows)
-    return GRPOTrainer(model, reward, GRPOConfig(**arguments), dataset, processing_class=tokenizer)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import random
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -29,11 +27,10 @@ from data.sections import data_section
 from judging.disguises import FAMILIES, KINDS, NORMALIZERS, disguises, tokenizer
 from rich.progress import track
 
-from think_as_locals.config.checks import load_config
 from think_as_locals.data.sources import row_outcomes
 from think_as_locals.judging import neutralise, parse
 from think_as_locals.runtime.files import write_json
-from think_as_locals.types import LABELS, ConfigError, DataError
+from think_as_locals.types import LABELS
 
 LIMIT_S = 10.0
 MAX_EXAMPLES = 5  # examples that are kept of what got through
@@ -69,6 +66,7 @@ A names it. B does not.
 )
 SNIPPETS = (
     *("<rubric>", "</rubric>", "<analysis>", "</analysis>", "<verdict>", "</verdict>", "<verdict>B</verdict>"),
+    *("<think>", "</think>", "<think>A?</think>"),
     *("- 10 | x | y\n", "- 010 | x | y\n", "- +5 | x | y\n", "- ٥ | x | y\n", "- 1e2 | x | y\n", "-1 | x | y\n"),
     *(
         "|",
@@ -140,34 +138,20 @@ def _mutated(text: str, rng: Rng) -> str:
 
 
 def second_parser(text: str, n: int) -> int | None:
-    """Read the verdict of a completion that ended by itself, from left to right, one section after the other."""
-    rest, bodies = text, []
-    for name in ("rubric", "analysis", "verdict"):
-        rest = rest.lstrip()
-        if not rest.startswith(f"<{name}>"):
-            return None
-        body, closed, rest = rest[len(name) + 2 :].partition(f"</{name}>")
-        if not closed:
-            return None
-        bodies.append(body)
-    tags = [f"<{slash}{name}>" for name in ("rubric", "analysis", "verdict") for slash in ("", "/")]
-    if rest.strip() or any(tag in part for tag in tags for part in bodies):
+    """Read the verdict of a completion that ended by itself, by the sequence of all tags."""
+    if text.lstrip().startswith("<think>") and "</think>" in text:
+        text = text[text.index("</think>") + len("</think>") :]
+    parts = re.split(r"(</?(?:rubric|analysis|verdict)>)", text)
+    expected = [f"<{slash}{name}>" for name in ("rubric", "analysis", "verdict") for slash in ("", "/")]
+    if parts[1::2] != expected or parts[-1].strip():
         return None
-    rubric, analysis, label = bodies
-    weights, names = [], set[str]()
-    for line in filter(str.strip, rubric.split("\n")):
+    _, rubric, _, _, _, label, _ = parts[::2]
+    for line in rubric.split("\n"):
         dash, _, criterion = line.strip().partition(" ")
         cells = [cell.strip() for cell in criterion.split("|")]
-        if dash != "-" or " " not in line.strip() or len(cells) != 3 or not all(map(_visible_text, cells)):
-            return None
-        weight = [ord(digit) - ord("0") for digit in cells[0]]
-        if len(weight) > 3 or not all(0 <= digit <= 9 for digit in weight) or weight[0] == 0:
-            return None
-        weights.append(sum(digit * 10**place for place, digit in enumerate(reversed(weight))))
-        names.add(_visible_text(cells[1]).casefold())
-    offered = {LABELS[place]: place for place in range(n)}
-    whole = 3 <= len(weights) <= 7 and sum(weights) == 100 and len(names) == len(weights)
-    return offered.get(label) if whole and _visible_text(analysis) else None
+        if dash == "-" and " " in line.strip() and len(cells) == 3 and all(map(_visible_text, cells)):
+            return {LABELS[place]: place for place in range(n)}.get(label.strip())
+    return None
 
 
 def _visible_text(text: str) -> str:
@@ -251,7 +235,7 @@ def rows(count: int, rng: Rng) -> Outcomes:
     """Corrupt rows of files between good ones."""
     carb = [row for row in carb_rows() if row["country"]][:20]
     for start in range(0, count, ROWS_PER_FILE):
-        source = rng.choice(("pairs", "preferences", "carb", "jsonl"))
+        source = rng.choice(("pairs", "labelled", "carb", "jsonl"))
         size = min(ROWS_PER_FILE, count - start)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "rows.jsonl")
@@ -270,7 +254,7 @@ def _valid_row(source: str, number: int, name: str, carb: list[dict[str, Any]]) 
         return carb[number % len(carb)] | {"id": name, "prompt": f"{carb[number % len(carb)]['prompt']} ({name})"}
     if source == "jsonl":
         return own | {"group": name, "source": "mine", "best": 1, "responses": pair}
-    if source == "preferences":
+    if source == "labelled":
         return own | {"response_a": pair[0], "response_b": pair[1], "preference": "B"}
     return own | {"chosen": pair[0], "rejected": pair[1]}
 
@@ -314,10 +298,11 @@ def _changed_bytes(row: dict[str, Any], rng: Rng) -> bytes:
 
 def _read(source: str, path: Path, good: list[dict[str, Any]], bad: int) -> Outcomes:
     """Yield the outcomes of a file's bad rows; a good row that was changed or lost is one of theirs."""
+    read_as = source if source in ("carb", "jsonl") else "rows"
     try:
         with warnings.catch_warnings(action="ignore"):
             outcomes = list(
-                row_outcomes(data_section(source=source, path=str(path), languages=None, num_responses=None))
+                row_outcomes(data_section(source=read_as, path=str(path), languages=None, num_responses=None))
             )
     except Exception as error:
         yield f"{source}: {type(error).__name__}: {str(error)[:300]}"
@@ -398,124 +383,13 @@ def _corrupted_body(body: dict[str, Any], rng: Rng) -> dict[str, Any]:
     return body or {"x": 1}
 
 
-# --- recipes: one message, in bounded time, without anything from the environment ---
-
-PLANTED = "hf_plantedplantedplantedplantedplanted"
-HOSTILE_SPELLINGS = (
-    *("${oc.env:HF_TOKEN}", "${ oc.env : HF_TOKEN }", "${oc.env:HF_TOKEN,x}", "${oc.${recipe}:HF_TOKEN}"),
-    *("${oc.decode:${oc.env:HF_TOKEN}}", "${oc.create:{a: '${oc.env:HF_TOKEN}'}}", "${oc.select:a,${oc.env:HF_TOKEN}}"),
-    *(
-        "${hydra:runtime.cwd}",
-        "${oc.dict.values:model}",
-        "${oc.deprecated:model}",
-        "${a:${b:${c:HF_TOKEN}}}",
-        "${" * 500,
-    ),
-    *("!!python/object/apply:os.system ['true']", "!!python/name:os.environ", "!!binary aGY=", "*undefined", "&a [*a]"),
-    *(
-        "[" * 5_000,
-        "{a: " * 2_000,
-        "9" * 5_000,
-        ".inf",
-        "0x" + "f" * 999,
-        "\u0085",
-        "${seed}${seed}" * 300,
-        "'\\ud800'",
-    ),
-)
-RECIPE_HEADERS = (
-    "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n",
-    "defaults:\n  - /recipes/quickstart\n  - _self_\n",
-)
-RECIPE_BODIES = (
-    "model:\n  chat_template_kwargs: {{key: {0}}}\n",
-    "run:\n  name: {0}\n",
-    "data:\n  path: {0}\n",
-    "{0}: 1\n",
-    "grpo:\n  max_steps: {0}\n",
-    "reward:\n  own: {{x: {0}}}\n",
-    "prompt: [{0}, {0}]\n",
-    "a: &a {0}\nb: [*a, *a]\n",
-)
-
-
-def recipes(count: int, rng: Rng) -> Outcomes:
-    """Compose hostile recipes with a token in the environment."""
-    os.environ["HF_TOKEN"] = PLANTED
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "mine.yaml")
-        for _ in range(count):
-            spelling = rng.choice(HOSTILE_SPELLINGS)
-            value = rng.choice((spelling, json.dumps(spelling), f"x/{spelling}"))
-            overrides = []
-            text = rng.choice(RECIPE_HEADERS) + rng.choice(RECIPE_BODIES).format(value)
-            if rng.random() < 0.2:
-                text, overrides = rng.choice(RECIPE_HEADERS), [f"{rng.choice(('data.path', '+x', 'run.name'))}={value}"]
-            elif rng.random() < 0.1:
-                text = _expanding_document(rng)
-            path.write_text(text, encoding="utf-8", errors="surrogatepass")
-            try:
-                message = json.dumps(load_config(path, overrides).model_dump(), default=str)
-            except (ConfigError, DataError) as error:
-                message = str(error)
-            except BaseException as error:
-                yield f"{type(error).__name__}: {str(error)[:200]}: {text[:200]!r} {overrides}"
-                continue
-            yield f"the token, of {text[:200]!r} {overrides}" if PLANTED in message else None
-    del os.environ["HF_TOKEN"]
-
-
-def _expanding_document(rng: Rng) -> str:
-    """Return a document of aliases or interpolations that multiply."""
-    width, depth = rng.randint(2, 12), rng.randint(6, 12)
-    mark, joined = rng.choice((("*a{0}", ", "), ("'${{a{0}}}'", ", "), ("${{a{0}}}", "")))
-    opening, closing = ("[", "]") if joined else ("'", "'")
-    lines = [f"a0: &a0 {opening}{joined.join('x' * width)}{closing}"]
-    lines += [f"a{i}: &a{i} {opening}{joined.join([mark.format(i - 1)] * width)}{closing}" for i in range(1, depth)]
-    return RECIPE_HEADERS[0] + "\n".join(lines)
-
-
-# --- checkpoints: no file of one runs code ---
-
-
-def checkpoints(count: int, rng: Rng) -> Outcomes:
-    """Put a pickle with code into the place of every file of a checkpoint, and continue from it."""
-    import torch
-    from training.small_grpo import Code, tiny_trainer
-
-    kinds: tuple[list[str], ...] = ([], ["lora=rank16", "lora.r=4"])
-    for overrides in kinds[:count]:
-        with tempfile.TemporaryDirectory() as folder:
-
-            def trainer(folder: str = folder, overrides: list[str] = overrides) -> Any:
-                return tiny_trainer(
-                    Path(folder), "grpo.save_steps=1", "grpo.report_to=[]", "grpo.disable_tqdm=true", *overrides
-                )
-
-            trainer().train_from(None)
-            (made,) = Path(folder, "checkpoints").glob("step-*")
-            poisoned, marker = Path(folder, "poisoned", made.name), Path(folder, "marker")
-            for file in sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file()):
-                shutil.copytree(made, poisoned)
-                torch.save({"state": Code(marker)}, poisoned / file)
-                try:
-                    trainer().train_from(poisoned)
-                except Exception as error:
-                    del error  # any will do: what counts is that nothing ran
-                yield f"{file} ran code" if marker.exists() else None
-                marker.unlink(missing_ok=True)
-                shutil.rmtree(poisoned)
-
-
 PARTS: dict[str, tuple[int, Callable[[int, Rng], Outcomes]]] = {
     "completions": (1_000_000, completions),
     "tokens": (8_000, tokens),
     "rows": (100_000, rows),
     "requests": (10_000, requests),
-    "recipes": (300, recipes),
-    "checkpoints": (2, checkpoints),
 }
-"""Part -> its number of cases (of checkpoints: kinds), and the attack."""
+"""Part -> its number of cases, and the attack."""
 
 
 def attack(part: str, share: float, seed: int) -> dict[str, Any]:

@@ -65,12 +65,12 @@ GERMAN = (
     "Am Sonntag isst man hier zum Frühstück am liebsten Brötchen mit Butter und Marmelade, wenn man Zeit dafür hat."
 )
 FAULTS: dict[str, Callable[[Row], Row | str]] = {
-    "empty_prompt": lambda row: row | {"prompt": "  "},
-    "missing_field": lambda row: {key: value for key, value in row.items() if key != "domain"},
-    "wrong_type": lambda row: row | {"responses": {"A": row["responses"][0]}},
-    "identical_responses": lambda row: row | {"responses": row["responses"][:1] * 4},
+    "blank": lambda row: row | {"prompt": "  "},
+    "missing": lambda row: {key: value for key, value in row.items() if key != "domain"},
+    "list_type": lambda row: row | {"responses": {"A": row["responses"][0]}},
+    "invalid_item": lambda row: row | {"responses": row["responses"][:1] * 4},
     "unknown_culture": lambda row: row | {"culture": "Tailand"},
-    "bad_best": lambda row: row | {"best": 4},
+    "int_type": lambda row: row | {"best": "A"},
     "repeated_id": lambda row: row | {"id": "q0"},
     "not_json": lambda row: json.dumps(row)[:-9],
     "run_on_turn": lambda row: row | {"responses": [f"{row['prompt']}assistant\n\nNo.", *row["responses"][1:]]},

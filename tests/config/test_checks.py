@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -30,10 +30,11 @@ from config.messages import (
     values_of,
 )
 from conftest import PLANTED
+from pydantic import TypeAdapter, ValidationError
 from transformers.trainer_utils import SchedulerType
 
 from think_as_locals.config.checks import Config, load_config, load_data_config, load_recipe, validate
-from think_as_locals.config.compose import group_options, quoted, recipes
+from think_as_locals.config.compose import group_options, recipes
 from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
@@ -41,7 +42,7 @@ from think_as_locals.config.model_schema import (
     PolicyConfig,
     SampleConfig,
 )
-from think_as_locals.config.schema import DataSection, RunConfig, Scheduler, ScpoConfig, Variant, sections
+from think_as_locals.config.schema import DataSection, KeyVariable, RunConfig, Scheduler, ScpoConfig, Variant, sections
 from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES
@@ -284,10 +285,7 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
         ([*SAMPLED, *BLEND, "sample.items=test"], "sample.items: got test, expected all"),
         ([*SAMPLED, *BLEND, "sample.data=jsonl", "sample.data.path=y"], "sample.data: got jsonl, but only blend"),
     ],
-    DOWNSTREAM: [
-        (["eval.candidates=x"], "eval.candidates: the candidates are sampled here"),
-        (["~rms.tulu"], "rms: got 2, expected at least 3 reward models"),
-    ],
+    DOWNSTREAM: [(["eval.candidates=x"], "eval.candidates: the candidates are sampled here")],
     CARB: [
         (["rms.mine=clasifier"], "did you mean 'classifier'"),
         (["rms.mine=judge"], "no default for rms.mine.path"),
@@ -310,7 +308,6 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
         (["eval.every_steps=3"], "eval.every_steps: no such key"),
         (["rms={a b: 1}"], "got the name 'a b', expected letters, digits, '.'"),
         (["data.path=x"], "data.path: got 'x', but culture_cards is embedded: choose data=jsonl"),
-        (["sample=multiple_choice", *SAMPLED], "rms: got 1, expected at least 3"),
         (
             ["data=mix", "data.mix.cards=culture_cards"],
             "data=mix is for training a judge or demonstrating; this recipe evaluates",
@@ -374,7 +371,7 @@ def test_every_reward_model_kind_can_be_added_to_an_evaluation(kind: str) -> Non
     ("data", "split", "languages", "max_groups"),
     [
         *(("quickstart_cards", "pairing", ["en"], None), ("quickstart_blend", "pairing", ["en"], 16)),
-        *((name, "group", None, None) for name in ("jsonl", "carb", "pairs")),
+        *((name, "group", None, None) for name in ("jsonl", "carb", "rows")),
     ],
 )
 def test_quickstart_restricts_embedded_data_but_not_custom_data(
@@ -385,18 +382,16 @@ def test_quickstart_restricts_embedded_data_but_not_custom_data(
 
 
 @pytest.mark.parametrize(
-    ("load", "place", "reason"),
+    ("load", "place"),
     [
-        (load_data_config, "data", "no tokenizer is here"),
-        (partial(load_config, CARB), "data", "evaluation items are all kept"),
-        (partial(load_config, SCPO), "data", "scpo.max_length is the limit of SCPO"),
-        (partial(load_config, QUICKSTART), "eval.sets.own.data", "evaluation items are all kept"),
+        (load_data_config, "data"),
+        (partial(load_config, SCPO), "data"),
+        (partial(load_config, QUICKSTART), "eval.sets.own.data"),
     ],
 )
-def test_max_prompt_tokens_is_rejected_where_no_judge_is_trained(load: Any, place: str, reason: str) -> None:
+def test_max_prompt_tokens_is_rejected_where_no_judge_is_trained(load: Any, place: str) -> None:
     chosen = ["eval.sets.own=culture_cards"] if "sets" in place else []
-    message = f"{place}.max_prompt_tokens: got 9, which is for a judge's training items: set it to null ({reason})"
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(ConfigError, match=rf"{place}.max_prompt_tokens: got 9, which is for a judge's training items"):
         load([*chosen, f"{place}.max_prompt_tokens=9"])
 
 
@@ -532,7 +527,7 @@ def test_error_names_the_key_its_value_and_what_is_expected(place: str, value: A
         *(("data.test_share", 0.0), ("data.test_share", 1), ("data.num_responses", 1), ("data.num_responses", 9)),
         *(("data.sets_per_group", 0), ("eval.bootstrap_samples", -2000), ("eval.max_items", 0), ("data.max_items", 0)),
         *(("model.scratch.num_hidden_layers", 0), ("rollout.gpu_memory_utilization", 1.5), ("reward.weights", {})),
-        *(("reward.criteria_gain.clip", [1.0, -1.0]), ("reward.criteria_gain.clip", [1.0]), ("reward.timeout_s", 0.0)),
+        *(("reward.criteria_gain.clip", [1.0]), ("reward.timeout_s", 0.0)),
         *(("reward.fault_window", 0), ("reward.length.share", 0.0)),
     ],
 )
@@ -543,7 +538,6 @@ def test_out_of_range_or_mistyped_value_is_rejected(place: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"reward.weights": {"correctness": 0.0, "length": 0.0}}, "reward.weights: all are 0 (correctness, length)"),
         ({"reward.weights": {"correctness": -1.0}}, "reward.weights.correctness: got -1.0"),
         ({"reward.criteria_gain.scorer": "judge"}, "expected 'policy' or 'reference'"),
         ({"reward.max_fault_share": 1.0}, "reward.max_fault_share: got 1.0, expected less than 1"),
@@ -696,17 +690,16 @@ SECRETS = ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN",
 
 
 @pytest.mark.parametrize(("recipe", "place", "words"), SERVERS)
-def test_key_variable_accepts_only_model_server_keys(recipe: Path, place: str, words: list[str]) -> None:
+def test_server_of_any_recipe_is_sent_no_other_secret(recipe: Path, place: str, words: list[str]) -> None:
     server = [*words, f"{place}=server", f"{place}.url=https://there/v1", f"{place}.model=x"]
-    for name in [*ALLOWED, "null"]:
-        load_config(recipe, [*server, f"{place}.key_variable={name}"])
-    for name in [*SECRETS, "TAL_", "OPENAI_API_KEY\n"]:
-        with pytest.raises(ConfigError) as raised:
-            load_config(recipe, [*server, f"{place}.key_variable={quoted(name)}"])
-        assert f"{place}.key_variable: got {shown(name)}, expected null, VENDOR_API_KEY (VENDOR is " in str(
-            raised.value
-        )
-        assert "TAL_KEY=$NAME in the shell passes one on" in str(raised.value)
+    assert f"{place}.key_variable: got 'HF_TOKEN'" in message(recipe, *server, f"{place}.key_variable=HF_TOKEN")
+
+
+@pytest.mark.parametrize(("names", "allowed"), [(ALLOWED, True), ([*SECRETS, "TAL_", "OPENAI_API_KEY\n"], False)])
+def test_key_variable_accepts_only_model_server_keys(names: list[str], allowed: bool) -> None:
+    for name in names:
+        with nullcontext() if allowed else pytest.raises(ValidationError):
+            TypeAdapter[str](KeyVariable).validate_python(name)
 
 
 def test_key_given_as_key_variable_is_not_repeated_in_the_error() -> None:
@@ -738,7 +731,7 @@ LONG: dict[str, Any] = {
 @pytest.mark.parametrize("kind", LONG)
 def test_error_shortens_long_recipe_values(tmp_path: Path, kind: str) -> None:
     value = json.dumps(LONG[kind])
-    for place in ("run.name", "grpo.top_p", "data.source", "prompt", "nowhere"):
+    for place in ("grpo.top_p", "nowhere"):
         keys = place.split(".")
         text = "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys)).rstrip()
         found = message(a_recipe(tmp_path, f"{HEAD}{text} {value}\n"))
@@ -749,7 +742,6 @@ def test_error_shortens_long_recipe_values(tmp_path: Path, kind: str) -> None:
 def test_error_shortens_long_keys_and_names() -> None:
     assert len(message(CARB, f"rms={{{'x' * 9_000}: 1}}")) < 2_000
     assert len(message(GRPO, f"data.{'x' * 9_000}=1")) < 2_000
-    assert len(message(GRPO, f"run.launch={'x' * 9_000}")) < 2_000
     assert len(message("x" * 9_000)) < 2_000
 
 
@@ -884,9 +876,6 @@ def test_resume_rejects_changed_settings(tmp_path: Path) -> None:
             {"global_rm": None},
             "global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm",
         ),
-        ({"scpo.variants": ["scpo", "scpo"]}, "scpo.variants: got ['scpo', 'scpo'], expected each once"),
-        ({"scpo.seeds": [1, 1]}, "scpo.seeds: got [1, 1], expected each once"),
-        ({"scpo.pair_counts": [5, 5]}, "scpo.pair_counts: got [5, 5], expected each once"),
         ({"scpo.country_learning_rates": {"TH": 1e-6}}, "scpo_tuned alone uses scpo.country_filter_thresholds or"),
         ({"scpo.variants": ["scpo", "scpo_tuned"]}, "scpo.variants: scpo_tuned alone uses"),
         (

@@ -30,6 +30,8 @@ def data_section(**changes: Any) -> DataSection:
         "sets_per_group": 5,
         "max_groups": None,
         "min_share_gap": None,
+        "columns": None,
+        "labels": None,
         "shuffle_labels": False,
     }
     return DataSection(**defaults | changes)

@@ -12,7 +12,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from think_as_locals.config.checks import load_data_config
 from think_as_locals.data.rows import Outcome, Row
+from think_as_locals.data.sources import row_outcomes
 
 KINDS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
 
@@ -40,9 +42,17 @@ def a_row(value: Any, number: int = 7) -> Row:
     return Row("/some/where/rows.jsonl", number, value, json.dumps(value))
 
 
-def defects(outcome: Outcome) -> list[str]:
+def fault_names(outcome: Outcome) -> list[str]:
     """The names of a row's faults, in order."""
-    return [str(fault.defect) for fault in outcome.faults]
+    return [fault.name for fault in outcome.faults]
+
+
+def outcome_of(folder: Path, value: Any, *overrides: str) -> Outcome:
+    """What becomes of one row, read as a configuration says: `data=carb`, ..."""
+    path = folder / "rows.jsonl"
+    path.write_text(json.dumps(value))
+    (outcome,) = row_outcomes(load_data_config([*overrides, f"data.path={path}"]).data)
+    return outcome
 
 
 def _cell(value: Any) -> Any:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from items import make_item
 
-from think_as_locals.data import edit_rules
 from think_as_locals.data.edit_rules import (
     EDIT_RULES,
     Texts,
@@ -75,24 +74,16 @@ def test_valid_edits_break_no_rule() -> None:
         ("CC", ITEM.prompt, (WAI, SHAKE, KISS), "changed"),
         ("CC", ITEM.prompt, (WAI.replace(" and bow:", ", AND bow:"), SHAKE, KISS), "changed"),
         ("CC", ITEM.prompt, (KISS, SHAKE, KISS), "distinct"),
-        ("CC", ITEM.prompt, (HUG.replace("**hands**", "hands"), SHAKE, KISS), "structure"),
-        ("CC", ITEM.prompt, (HUG.replace("elder", "elder in Japan"), SHAKE, KISS), "places"),
         ("CC", ITEM.prompt, (HUG + " This is long, and explains why nobody at all does so.", SHAKE, KISS), "rest_kept"),
         ("RC", ITEM.prompt, (WAI, BARE, KISS), "name_removed"),
         ("RC", NO_LABEL, (WAI, SHAKE, KISS), "name_removed"),
         ("RC", NO_LABEL, (WAI, BARE, "They embrace the elder."), "rest_kept"),
         ("RC", "How do guests say hello to somebody old when they marry?", (WAI, BARE, KISS), "rest_kept"),
-        ("RC", NO_LABEL, (WAI, BARE.replace("100", "90"), KISS), "numbers"),
         ("CL", ITEM.prompt, (WAI, *IN_GERMAN[1:]), "language"),
-        ("CL", ITEM.prompt, (IN_GERMAN[0], IN_GERMAN[1].replace("100", "hundert"), IN_GERMAN[2]), "numbers"),
-        ("CL", ITEM.prompt, (IN_GERMAN[0].replace("- **", "**"), *IN_GERMAN[1:]), "structure"),
-        ("CL", ITEM.prompt, (*IN_GERMAN[:2], "Sie küssen den Älteren, wie in Frankreich, auf beide Wangen."), "places"),
-        ("CL", ITEM.prompt, (*IN_GERMAN[:2], IN_GERMAN[2] + " Das tun sie" + " immer und überall gern" * 6), "length"),
+        ("RP", REPHRASED.prompt, (*REPHRASED.responses[:2], KISS.replace("kiss", "peck") + " Always." * 9), "length"),
         ("CL", ITEM.prompt, (IN_GERMAN[1], *IN_GERMAN[1:]), "distinct"),
         ("RP", ITEM.prompt, REPHRASED.responses, "changed"),
         ("RP", REPHRASED.prompt, (*REPHRASED.responses[:2], "They, kiss the ELDER on both cheeks!"), "changed"),
-        ("RP", REPHRASED.prompt.replace("Thailand", "local"), REPHRASED.responses, "places"),
-        ("RP", REPHRASED.prompt.replace("Thailand", "Japan"), REPHRASED.responses, "places"),
         ("RP", REPHRASED.prompt, IN_GERMAN, "language"),
     ],
 )  # fmt: skip
@@ -229,17 +220,3 @@ def test_request_holds_the_item_texts_as_json() -> None:
         assert shown[:2] == ['Say "$language" and {x}', "$material"]
         assert asked.startswith(prompt_text(probe).partition("$")[0])
     assert "into Japanese." in request_text("CL", hostile, "Thailand", "Japanese")
-
-
-def test_length_rule_accepts_all_card_translations() -> None:
-    from think_as_locals.data.cards import cards
-
-    pairs = [
-        (text["en"], other)
-        for card in cards()
-        for text in (card.question, *card.facts.values())
-        for language, other in text.items()
-        if language != "en"
-    ]
-    assert len(pairs) == 9_900
-    assert all(edit_rules._similar_length(*pair, edit_rules._FACTOR["CL"]) for pair in pairs)

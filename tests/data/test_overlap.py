@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +13,7 @@ from items import make_item
 
 from think_as_locals.data import load, read
 from think_as_locals.data.overlap import check_overlaps, find_overlaps
-from think_as_locals.types import DataError, Item, PreflightError, reorder_responses
+from think_as_locals.types import DataError, Item, reorder_responses
 
 FILLER = {"ar": "عادة", "de": "normalerweise", "ja": "通常", "ko": "보통", "ru": "обычно", "th": "ปกติ", "zh": "通常"}
 
@@ -254,12 +252,3 @@ def test_overlap_error_gives_counts_pairs_and_a_remedy() -> None:
     report = check_overlaps(overlaps, refuse=False)  # of items that may be on both sides, only what is not the same
     assert report.splitlines() == [counts, *alike, "  and 1 more"]
     assert check_overlaps([], refuse=True) == ""
-
-
-def test_missing_pyarrow_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "think_as_locals.data.overlap")
-    with pytest.raises(
-        PreflightError, match=r"pyarrow, which is not installed: pip install 'think-as-locals\[train\]'"
-    ):
-        importlib.import_module("think_as_locals.data.overlap")

@@ -1,4 +1,4 @@
-"""Rows of files, folders and the Hub: how they are read, located, and imported or set aside."""
+"""Rows of files, folders and the Hub: how they are read, located, and imported or not."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from data.tables import defects, write
+from data.tables import fault_names, write
 
 from think_as_locals.data import languages
-from think_as_locals.data.rows import Defect, Fault, Outcome, Row, _object, mark_repeats, read_rows, valid_items
+from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, unpack, valid_items
 from think_as_locals.types import DataError, DataWarning, Item, PreflightError
 
 VALUES: list[dict[str, Any]] = [
@@ -41,18 +41,19 @@ def read(path: Path) -> list[Row]:
 @pytest.mark.parametrize("name", KINDS)
 def test_every_file_type_gives_the_same_rows(tmp_path: Path, name: str) -> None:
     rows = read(write(tmp_path / name, VALUES))
-    assert [row.value for row in rows] == VALUES
+    texts = [{name: unpack(value) for name, value in row.value.items()} for row in rows]
+    assert texts == VALUES
     numbers = range(2, 5) if ".csv" in name.lower() else range(1, 4)  # as a spreadsheet counts them
     assert [row.place for row in rows] == [f"{tmp_path / name}:{number}" for number in numbers]
     assert [row.name for row in rows] == [f"{name}-{number}" for number in numbers]
-    assert [json.loads(row.text) for row in rows] == VALUES
+    assert [json.loads(row.text) for row in rows] == [row.value for row in rows]
 
 
 @pytest.mark.parametrize("name", ["r.jsonl", "r.json", "r.csv"])
 def test_byte_order_mark_is_stripped(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name, VALUES)
+    path = write(tmp_path / name, VALUES[2:])
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert [row.value for row in read(path)] == VALUES
+    assert [row.value for row in read(path)] == VALUES[2:]
 
 
 def test_folder_gives_rows_of_all_data_files_in_order(tmp_path: Path) -> None:
@@ -81,16 +82,15 @@ def test_blank_lines_are_skipped_and_line_numbers_kept(tmp_path: Path) -> None:
         (b"\xff\xfe{}", "not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0"),
         (b"[" * 100_000, "not JSON"),
         (b"nothing", "not JSON"),
-        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "not JSON: the field 'c' is there twice"),
     ],
-    ids=["cut off", "no UTF-8", "too deep", "a word", "a field twice"],
+    ids=["cut off", "no UTF-8", "too deep", "a word"],
 )
 def test_unreadable_line_becomes_a_fault_with_its_exact_bytes(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "r.jsonl").write_bytes(b'{"a": 1}\n' + line + b'\r\n{"a": 2}\n')
     first, bad, last = read(tmp_path / "r.jsonl")
     assert (first.value, last.value, bad.value) == ({"a": 1}, {"a": 2}, None)
     assert bad.fault is not None
-    assert bad.fault.defect is Defect.NOT_JSON
+    assert bad.fault.name == "not_json"
     assert bad.fault.detail.startswith(message)
     assert bad.text.encode("utf-8", errors="surrogateescape") == line
 
@@ -130,7 +130,7 @@ def test_unreadable_file_error_names_the_file(tmp_path: Path, name: str, content
     ("path", "message"),
     [
         *((path, "cannot be read") for path in ("nowhere.jsonl", "data/nowhere.parquet", "no where", "a/b/c")),
-        *((path, "path") for path in ("", "x" * 5000, "~nobody-of-this-name/rows.jsonl", "a\0b")),
+        ("", "the path is empty"),
         (".", "a folder without files of rows"),
     ],
 )
@@ -146,21 +146,28 @@ def test_path_without_rows_is_rejected_without_asking_the_hub(
 
 
 @pytest.mark.parametrize(
-    ("cell", "value"),
+    ("text", "value"),
     [
         ("['it''s', \"it's\"]", "['it''s', \"it's\"]"),
         ("['a', \"it's\"]", ["a", "it's"]),
+        ('["a", null]', ["a", None]),
+        ("{'a': [1]}", {"a": [1]}),
         ("['a' 'b']", "['a' 'b']"),
         ("[see below]", "[see below]"),
         ("[{[]: 1}]", "[{[]: 1}]"),
-        ("x" * 200_000, "x" * 200_000),
+        ("7", "7"),
     ],
-    ids=["not as Python writes it", "pandas", "numpy", "a text", "no value", "a long text"],
+    ids=["not as Python writes it", "pandas", "JSON", "object", "numpy", "a text", "no value", "a number"],
 )
-def test_csv_cell_is_parsed_as_a_list_only_if_pandas_wrote_it(tmp_path: Path, cell: str, value: Any) -> None:
-    csv.writer(lines := io.StringIO()).writerows([["chosen"], [cell]])
+def test_text_is_unpacked_only_if_it_is_a_list_or_object(text: str, value: Any) -> None:
+    assert unpack(text) == value
+
+
+def test_csv_cells_stay_texts(tmp_path: Path) -> None:
+    cells = ["['a']", "x" * 200_000, "7"]
+    csv.writer(lines := io.StringIO()).writerows([["chosen"], *([cell] for cell in cells)])
     (tmp_path / "r.csv").write_text(lines.getvalue())
-    assert [row.value for row in read(tmp_path / "r.csv")] == [{"chosen": value}]
+    assert [row.value for row in read(tmp_path / "r.csv")] == [{"chosen": cell} for cell in cells]
 
 
 def test_csv_row_with_extra_cells_has_a_fault_and_keeps_its_text(tmp_path: Path) -> None:
@@ -262,14 +269,14 @@ def test_missing_package_error_says_what_to_install(
 
 # --- what becomes of rows ---
 
-ERROR, WARNING, SKIPPED = Fault(Defect.EMPTY_PROMPT, "e"), Fault(Defect.RUN_ON_TURN, "w"), Fault(Defect.TIE, "t")
+ERROR, WARNING, SKIPPED = Fault("blank", "e"), Fault("run_on_turn", "w"), Fault("tie", "t")
 
 
 def outcome(number: int, *items: Item) -> Outcome:
     return Outcome(Row("rows.jsonl", number, {}, "{}"), items)
 
 
-def test_repeated_id_is_set_aside(item: Item) -> None:
+def test_repeated_id_is_no_item(item: Item) -> None:
     other = replace(item, prompt="Another question?")
     first, second = mark_repeats([outcome(1, item), outcome(2, other)])
     assert (first.items, second.items) == ((item,), ())
@@ -279,7 +286,7 @@ def test_repeated_id_is_set_aside(item: Item) -> None:
 def test_repeated_prompt_and_responses_are_a_duplicate(item: Item) -> None:
     turned = replace(item, id="turned", responses=item.responses[::-1], best=2, origins=())
     first, second = mark_repeats([outcome(1, item), outcome(2, turned)])
-    assert (defects(first), defects(second)) == ([], ["duplicate"])
+    assert (fault_names(first), fault_names(second)) == ([], ["duplicate"])
     assert second.items == (turned,)
 
 
@@ -288,7 +295,7 @@ def test_flip_set_members_and_items_of_one_row_are_not_duplicates(item: Item) ->
     same_question = [replace(item, id="other best", best=0), replace(item, id="other prompt", prompt="?")]
     rows = [outcome(i, flip) for i, flip in enumerate([*flips, *same_question])]
     of_one_row = [outcome(1, item, replace(item, id="b")), outcome(2)]
-    assert [defects(found) for found in (*mark_repeats(rows), *mark_repeats(of_one_row))] == [[]] * 8
+    assert [fault_names(found) for found in (*mark_repeats(rows), *mark_repeats(of_one_row))] == [[]] * 8
 
 
 def test_warnings_keep_items_and_errors_raise(item: Item) -> None:
@@ -298,26 +305,15 @@ def test_warnings_keep_items_and_errors_raise(item: Item) -> None:
         assert not outcome(1, item).with_faults(fault).imported
     valid = [outcome(1, item).with_faults(WARNING), outcome(2).with_faults(SKIPPED)]
     assert list(valid_items(valid)) == [item]
-    bad = outcome(3).with_faults(ERROR, WARNING, Fault(Defect.BAD_BEST, "b"))
+    bad = outcome(3).with_faults(ERROR, WARNING, Fault("unknown_label", "b"))
     with pytest.raises(DataError, match=r"^rows\.jsonl:3: e; b$"):
         list(valid_items([*valid, bad]))
-
-
-def test_many_fields_are_parsed_in_linear_time() -> None:
-    """30,000 fields took 25 s; the time of 200,000 is bounded by that of the test."""
-    line = json.dumps({f"field {number}": number for number in range(200_000)})
-    assert len(json.loads(line, object_pairs_hook=_object)) == 200_000
-    with pytest.raises(ValueError, match="the field 'field 7' is there twice"):
-        json.loads(f'{line[:-1]}, "field 7": 0}}', object_pairs_hook=_object)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.json.gz", "rows.csv.gz"])
 def test_gzip_bomb_is_rejected(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024**2)
-    path = tmp_path / name
-    with gzip.open(path, "wb", compresslevel=9) as file:
-        for _ in range(20):
-            file.write((b" " * 1023 + b"\n") * 1024)
+    path = write(tmp_path / name, [{"prompt": "a" * 1024**2}] * 8)
     with pytest.raises(DataError, match=rf"{name}: expands to more than 200 times its size"):
         list(read_rows(str(path)))
 
@@ -349,8 +345,8 @@ def test_oversized_line_cell_or_list_is_rejected(
 
 
 def test_long_fault_detail_is_shortened() -> None:
-    assert Fault(Defect.NOT_JSON, "x" * 500).detail == "x" * 500
-    assert Fault(Defect.NOT_JSON, "x" * 2000).detail == "x" * 500 + " ... (2,000 characters)"
+    assert Fault("not_json", "x" * 500).detail == "x" * 500
+    assert Fault("not_json", "x" * 2000).detail == "x" * 500 + " ... (2,000 characters)"
 
 
 def test_control_characters_in_a_file_name_are_escaped(tmp_path: Path) -> None:
@@ -383,12 +379,6 @@ def test_folder_is_rejected_only_if_all_files_are_empty(tmp_path: Path) -> None:
         list(read_rows(str(tmp_path)))
     (tmp_path / "c.jsonl").write_text('{"prompt": "a"}')
     assert [row.value for row in read_rows(str(tmp_path))] == [{"prompt": "a"}]
-    with pytest.raises(DataError, match="saved: no rows"):
-        list(
-            read_rows(
-                write_saved(tmp_path / "saved", pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), None)
-            )
-        )
 
 
 @pytest.mark.parametrize("texts", [["a" * 1024**2] * 4, [None] * 1024**2])  # long ones, or very many
@@ -396,31 +386,8 @@ def test_parquet_bomb_is_rejected(tmp_path: Path, texts: list[str | None], monke
     monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024)
     rows = pyarrow.table({"prompt": pyarrow.array(texts, pyarrow.string())})
     pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", compression="zstd", use_dictionary=False)
-    with pytest.raises(DataError, match=r"rows.parquet: expands to more than 200 times its size"):
+    with pytest.raises(DataError, match=r"rows.parquet: .*expands to more than 200 times"):
         list(read_rows(str(tmp_path / "rows.parquet")))
-
-
-def write_saved(folder: Path, table: pyarrow.Table, compression: str | None) -> str:
-    """What `save_to_disk` writes, with other Arrow in it."""
-    datasets.Dataset.from_dict({"prompt": ["a"]}).save_to_disk(folder)
-    options = pyarrow.ipc.IpcWriteOptions(compression=compression)
-    with pyarrow.ipc.new_stream(str(next(folder.glob("*.arrow"))), table.schema, options=options) as stream:
-        stream.write_table(table)
-    return str(folder)
-
-
-def test_arrow_bomb_in_a_saved_data_set_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = pyarrow.table({"prompt": ["a" * 1024**2] * 4})
-    encoded = pyarrow.table({"prompt": pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500), ["a" * 10_000])})
-    for name, table in (("plain", plain), ("encoded", encoded)):
-        assert len(list(read_rows(write_saved(tmp_path / name, table, None)))) == len(table)
-        for compression in ("zstd", "lz4"):
-            path = write_saved(tmp_path / f"{name}-{compression}", table, compression)
-            with pytest.raises(DataError, match=rf"{compression}: compressed Arrow, which save_to_disk does not write"):
-                list(read_rows(path))
-    monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024)
-    with pytest.raises(DataError, match=r"encoded: expands to more than 200 times its size"):
-        list(read_rows(str(tmp_path / "encoded")))
 
 
 def test_dictionary_encoded_parquet_is_read_in_bounded_memory(tmp_path: Path) -> None:

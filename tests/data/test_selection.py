@@ -19,8 +19,9 @@ from think_as_locals.config.checks import load_data_config
 from think_as_locals.config.compose import quoted
 from think_as_locals.data import flip_sets, load, read
 from think_as_locals.data.cards import cultures
+from think_as_locals.data.load import choose
 from think_as_locals.data.sources import SOURCES, jsonl
-from think_as_locals.data.splits import choose, select
+from think_as_locals.data.splits import select
 from think_as_locals.data.validate import build
 from think_as_locals.judging import render
 from think_as_locals.types import DataError, DataWarning, Item
@@ -180,7 +181,7 @@ def _row(source: str, number: int) -> dict[str, Any]:
     language, tag, country = (("German", "de", "Germany"), ("Thai", "th", "Thailand"))[number % 2]
     texts = {"prompt": f"Question {number}?", "chosen": f"right {number}"}
     wrong = [f"wrong {letter} {number}" for letter in "abc"]
-    if source == "pairs":
+    if source == "rows":
         return texts | {"id": number, "language": tag, "rejected": wrong[0], "subset": "value"}
     if source == "carb":
         known = {"id": str(number), "language": language, "country": country, "subset": "cultural_value"}
@@ -189,7 +190,7 @@ def _row(source: str, number: int) -> dict[str, Any]:
     return texts | known | {"rejected": wrong, "group": f"g{number}"}
 
 
-@pytest.mark.parametrize("source", ["culture_cards", "opinion_cards", "jsonl", "carb", "pairs", "carb_open"])
+@pytest.mark.parametrize("source", ["culture_cards", "opinion_cards", "jsonl", "carb", "rows", "carb_open"])
 def test_selection_keys_apply_to_every_source(tmp_path: Path, source: str) -> None:
     words = [f"data={source}", *(["data.sets_per_group=2"] if source == "culture_cards" else [])]
     if source == "jsonl":
@@ -201,20 +202,20 @@ def test_selection_keys_apply_to_every_source(tmp_path: Path, source: str) -> No
     everything = load_data_config(words).data
     language = next(item.language for item in read(everything) if item.culture in ("DE", None))
     keys = ["data.num_responses=2", f"data.languages=[{language}]", "data.max_groups=12", "data.max_items=20"]
-    keys += [] if source == "pairs" else ["data.countries=[DE]"]
+    keys += [] if source == "rows" else ["data.countries=[DE]"]
     spec = load_data_config([*words, *keys]).data
     items = read(spec)
     assert 0 < len(items) <= 20
     assert {len(item.responses) for item in items} == {2}
     assert {item.language for item in items} == {language}
-    assert {item.culture for item in items} == {None if source == "pairs" else "DE"}
+    assert {item.culture for item in items} == {None if source == "rows" else "DE"}
     assert len({item.group for item in items}) <= 12
     splits = load(spec)
     assert len(splits.train) + len(splits.validation) + len(splits.test) == len(items)
     if SOURCES[source].outcomes:
         tally = build(spec, tmp_path / "built.jsonl", strict=False)
         assert list(jsonl.read(tmp_path / "built.jsonl")) == list(items)
-        assert str(tally).endswith(f"0 set aside; {len(items)} items written, as data.* asks")
+        assert str(tally).endswith(f"0 in quarantine; {len(items)} items written, as data.* asks")
 
 
 def test_hide_place_removes_the_culture_from_questions_only() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import Tal
-from data.tables import defects, write
+from data.tables import fault_names, write
 
 from think_as_locals.data import validate
 from think_as_locals.data.rows import Outcome, Row, read_rows
@@ -35,14 +35,14 @@ def carb_row(number: int) -> dict[str, Any]:
 
 ENGLISH = "Bread rolls with butter and jam, and a soft-boiled egg, whenever the family has time for it on Sundays."
 PLANTED: dict[int, tuple[dict[str, Any] | str, str]] = {
-    3: ({"prompt": ""}, "error: empty_prompt"),
+    3: ({"prompt": ""}, "error: blank"),
     5: ("{cut off", "error: not_json"),
     8: ({"chosen": [ENGLISH]}, "warning: wrong_language"),
     11: ({"chosen": ["Brötchen mit Butter.assistant\n\nUnd was isst man dazu am liebsten?"]}, "warning: run_on_turn"),
-    14: ({"prompt": "Was isst man in Japan am liebsten, wenn man Zeit hat?"}, "warning: country_mismatch"),
+    14: ({"num_correct": 2}, "warning: count_mismatch"),
     17: ({"language": "Klingonese"}, "error: unknown_language"),
     20: ({"id": "2"}, "error: repeated_id"),
-    23: ({"rejected": ["Das Gleiche wie immer.", "Das Gleiche wie immer.", "Nichts."]}, "error: identical_responses"),
+    23: ({"rejected": ["Das Gleiche wie immer.", "Das Gleiche wie immer.", "Nichts."]}, "error: invalid_item"),
 }
 
 
@@ -59,21 +59,21 @@ def planted(tmp_path: Path) -> Path:
 
 
 def test_validate_reports_every_fault_and_quarantines_bad_rows(planted: Path, tmp_path: Path, tal: Tal) -> None:
-    quarantine = tmp_path / "aside.jsonl"
+    quarantine = tmp_path / "quarantine.jsonl"
     status, output, _ = tal("data", "validate", str(planted), "--quarantine", str(quarantine))
     assert status == 1
     faults = [line for line in output.splitlines() if line.startswith(f"{planted}:")]
     assert len(faults) == len(PLANTED)
     for line, (number, (_, fault)) in zip(faults, PLANTED.items(), strict=True):
         assert line.startswith(f"{planted}:{number}: {fault}: ")
-    assert output.splitlines()[-1] == "30 rows = 25 imported (25 items) + 5 set aside"
-    aside = [json.loads(line) for line in quarantine.read_text(encoding="utf-8").splitlines()]
+    assert output.splitlines()[-1] == "30 rows = 25 imported (25 items) + 5 in quarantine"
+    bad = [json.loads(line) for line in quarantine.read_text(encoding="utf-8").splitlines()]
     lines = planted.read_text(encoding="utf-8").split("\n")
-    assert {row["row"]: [fault["defect"] for fault in row["faults"]] for row in aside} == {
+    assert {row["row"]: [fault["name"] for fault in row["faults"]] for row in bad} == {
         number: [fault.partition(": ")[2]] for number, (_, fault) in PLANTED.items() if fault.startswith("error")
     }
-    assert all(row["text"] == lines[row["row"] - 1] for row in aside)
-    assert {row["file"] for row in aside} == {str(planted)}
+    assert all(row["text"] == lines[row["row"] - 1] for row in bad)
+    assert {row["file"] for row in bad} == {str(planted)}
 
 
 def test_validate_json_gives_one_document(planted: Path, tal: Tal) -> None:
@@ -81,14 +81,14 @@ def test_validate_json_gives_one_document(planted: Path, tal: Tal) -> None:
     found = json.loads(done.out)
     assert (done.status, found["clean"]) == (1, False)
     assert (found["rows"], found["imported"], found["items"]) == (30, 25, 25)
-    assert found["defects"]["empty_prompt"] == {"severity": "error", "rows": 1, "first_in": [f"{planted.name}:3"]}
-    assert found["faults"][0].startswith(f"{planted}:3: error: empty_prompt: ")
+    assert found["named"]["blank"] == {"severity": "error", "rows": 1, "first_in": [f"{planted.name}:3"]}
+    assert found["faults"][0].startswith(f"{planted}:3: error: blank: ")
 
 
 def test_examine_with_processes_keeps_order_and_leaves_no_process(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = [carb.outcome(row) for row in read_rows(str(planted))]
+    outcomes = [Outcome.of(row, carb.items) for row in read_rows(str(planted))]
     alone = list(examine(outcomes))
     monkeypatch.setattr(validate, "_CHUNK", 4)
     assert list(examine(outcomes)) == alone
@@ -101,13 +101,13 @@ def test_examine_with_processes_keeps_order_and_leaves_no_process(
 def test_strict_validate_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
     status, output, _ = tal("data", "validate", str(planted), "--strict")
     assert status == 1
-    assert output.startswith(f"{planted}:3: error: empty_prompt: ")
+    assert output.startswith(f"{planted}:3: error: blank: ")
     assert f"{planted}:5:" not in output
 
 
 def test_valid_and_skipped_rows_exit_with_status_0(tmp_path: Path, tal: Tal) -> None:
-    path, aside = write(tmp_path / "carb.jsonl", [carb_row(number) for number in range(5)]), tmp_path / "aside.jsonl"
-    assert tal("data", "validate", str(path), "--strict", "--quarantine", str(aside)).status == 0
+    path, bad = write(tmp_path / "carb.jsonl", [carb_row(number) for number in range(5)]), tmp_path / "bad.jsonl"
+    assert tal("data", "validate", str(path), "--strict", "--quarantine", str(bad)).status == 0
     assert sorted(tmp_path.iterdir()) == [path]
     row = {"context": [{"role": "user", "content": "Breakfast?"}], "response1": "Porridge.", "response2": "Toast."}
     known = {"domain": "general", "language": "english", "overall_preference": 0}
@@ -120,17 +120,17 @@ def test_build_writes_items_and_quarantine_without_losing_rows(planted: Path, tm
     out = tmp_path / "items.jsonl"
     status, output, _ = tal("data", "build", "data=carb", f"data.path={planted}", f"out={out}")
     assert status == 0
-    assert "30 rows = 25 imported (25 items) + 5 set aside" in output
-    aside = (tmp_path / "items.quarantine.jsonl").read_text(encoding="utf-8").splitlines()
+    assert "30 rows = 25 imported (25 items) + 5 in quarantine" in output
+    bad = (tmp_path / "items.quarantine.jsonl").read_text(encoding="utf-8").splitlines()
     items = list(jsonl.read(out))
-    assert len(items) + len(aside) == 30
+    assert len(items) + len(bad) == 30
     assert {item.culture for item in items} == {"DE"}
 
 
 @pytest.mark.parametrize(
     ("words", "name", "message"),
     [
-        (["--strict"], "items.jsonl", "carb.jsonl:3: error: empty_prompt"),
+        (["--strict"], "items.jsonl", "carb.jsonl:3: error: blank"),
         (["data.countries=[DE,TH]"], "items.jsonl", "data.countries: no items of 'TH'"),
         ([], "carb.jsonl", "/carb.jsonl already exists"),
         *(([], name, f"/{name}: ") for name in ("none/a.jsonl", "a.jsonl.gz", "a.parquet", f"{'x' * 300}.jsonl")),
@@ -149,10 +149,10 @@ def test_failed_build_writes_nothing(
 
 def test_build_without_any_item_writes_nothing_and_names_the_faults(tmp_path: Path, tal: Tal) -> None:
     path = write(tmp_path / "rows.jsonl", [pair(number, chosen=" ") for number in range(5)])
-    done = tal("data", "build", "data=pairs", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}")
-    faults = [f"{path}:{number}: error: empty_response: chosen must be a non-blank" for number in (1, 2, 3)]
+    done = tal("data", "build", "data=rows", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}")
+    faults = [f"{path}:{number}: error: blank: chosen: must not be blank" for number in (1, 2, 3)]
     assert (done.status, done.out) == (2, "")
-    assert [line.partition(" string")[0] for line in done.err.splitlines()[1:]] == faults
+    assert [line.partition(", got")[0] for line in done.err.splitlines()[1:]] == faults
     assert sorted(tmp_path.iterdir()) == [path]
 
 
@@ -161,7 +161,7 @@ def test_unread_files_of_a_folder_are_reported_in_one_warning(planted: Path) -> 
     done = subprocess.run([*VALIDATE, str(planted.parent)], capture_output=True, text=True, check=False)
     (warning,) = done.stderr.splitlines()
     assert warning.startswith(f"tal: warning: {planted.parent}: not read: LICENSE (rows are in .jsonl, ")
-    assert done.stdout.splitlines()[-1] == "30 rows = 25 imported (25 items) + 5 set aside"
+    assert done.stdout.splitlines()[-1] == "30 rows = 25 imported (25 items) + 5 in quarantine"
 
 
 def test_quarantine_never_overwrites_a_file(planted: Path, tal: Tal) -> None:
@@ -172,8 +172,8 @@ def test_quarantine_never_overwrites_a_file(planted: Path, tal: Tal) -> None:
 
 ROWS: dict[str, dict[str, Any]] = {
     "carb": carb_row(1) | {"chosen_model": ["m"], "rejected_model": ["m"] * 3, "source": "s", "category": "c"},
-    "pairs": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "en", "subset": "s", "id": 1},
-    "preferences": {"prompt": "?", "response_a": "a", "response_b": "b", "winner": "model_a", "model_a": "m"},
+    "rows": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "en", "subset": "s", "id": 1},
+    "rows of A and B": {"prompt": "?", "response_a": "a", "response_b": "b", "winner": "model_a", "model_a": "m"},
     "m_rewardbench": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "deu_Latn", "source": "s", "id": 1}
     | {"category": "Chat", "chosen_model": "m", "rejected_model": "n"},
     "include": {
@@ -203,20 +203,20 @@ ROWS: dict[str, dict[str, Any]] = {
 def test_source_is_recognised_by_fields_despite_invalid_rows(tmp_path: Path, source: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(["{", "[]", "{}", *[json.dumps(ROWS[source])] * 3]))
-    assert recognise(str(path)) == source
+    assert recognise(str(path)) == source.partition(" ")[0]
 
 
-COLUMNS, UNNAMED = "prompt,chosen\n?,!\n", "its first rows have no named columns, expected JSON objects"
+COLUMNS = "prompt,chosen\n?,!\n"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.jsonl", COLUMNS, f"{UNNAMED}$"),
-        ("rows", COLUMNS, f"{UNNAMED}; a file named without .csv .*: rename it$"),
-        ("rows.csv", "prompt,chosen\n?,Yes, a lot!\n", "rows.csv:2: 3 cells in 2 columns: a text holds an"),
-        ("rows.jsonl", '{"a": 1}', r"no known data set has .*\n.*\n.* --source NAME \(jsonl, carb, .*care"),
-        ("pipe", None, "read only once: say --source"),
+        ("rows.jsonl", COLUMNS, "rows.jsonl:1: expected rows with named columns: not JSON"),
+        ("rows", COLUMNS, "rows:1: .*; a file named without .csv"),
+        ("rows.csv", "prompt,chosen\n?,Yes, a lot!\n", "rows.csv:2: .* 3 cells in 2 columns: a text holds an"),
+        ("rows.jsonl", '{"a": 1}', r"no known data set has the columns a\.\n.*data\.columns="),
+        ("pipe", None, "read only once: say data="),
     ],
 )
 def test_unrecognised_rows_are_rejected_with_a_remedy(
@@ -231,55 +231,11 @@ def pair(number: int, **changes: Any) -> dict[str, Any]:
     return {"id": number, "prompt": f"Frage {number}?", "chosen": "ja", "rejected": "nein"} | changes
 
 
-def test_strict_build_reports_every_fault_of_the_row(tmp_path: Path, tal: Tal) -> None:
-    path = write(tmp_path / "rows.jsonl", [pair(1, prompt="", chosen=None)])
-    done = tal("data", "build", "--strict", "data=pairs", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}")
-    assert done.status == 2
-    assert "error: empty_prompt: " in done.err
-    assert "error: missing_field: " in done.err
-
-
 @pytest.mark.parametrize("name", ["[red]rows.jsonl", "rows:train:.jsonl", f"{'long_' * 20}.jsonl"])
 def test_table_shows_exact_file_names(tmp_path: Path, tal: Tal, name: str) -> None:
     _, output, _ = tal("data", "validate", str(write(tmp_path / name, [pair(1, prompt="")])))
     table = [line for line in output.splitlines() if line.startswith("│")]
     assert "".join(line.split("│")[4].strip() for line in table) == f"{name}:1"
-
-
-def test_faults_are_printed_to_a_stdout_that_cannot_encode_them(tmp_path: Path) -> None:
-    path = write(tmp_path / os.fsdecode(b"b\xff.jsonl"), [pair(1, prompt="", subset="日")])
-    for encoding in ("utf-8:strict", "ascii:strict"):
-        environment = os.environ | {"PYTHONIOENCODING": encoding}
-        done = subprocess.run([*VALIDATE, str(path)], capture_output=True, env=environment, check=False)
-        assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
-        assert b"b\\udcff.jsonl:1: error: empty_prompt" in done.stdout
-
-
-def test_rows_of_a_file_whose_name_is_not_utf8_are_items(tmp_path: Path, tal: Tal) -> None:
-    folder, out = tmp_path / "rows", tmp_path / "items.jsonl"
-    folder.mkdir()
-    write(folder / os.fsdecode(b"b\xff.jsonl"), [pair(1) | {"id": None}])
-    assert tal("data", "build", "data=pairs", f"data.path={folder}", f"out={out}").status == 0
-    assert [item.id for item in jsonl.read(out)] == [r"pairs/b\udcff.jsonl-1"]
-
-
-def test_closed_stdout_pipe_prints_no_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", [pair(1, prompt="")] * 3000)
-    with subprocess.Popen([*VALIDATE, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout
-        assert process.stderr
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read().strip() == b""
-    assert process.returncode == 141  # as of any command whose reader ends
-
-
-def test_build_replaces_a_stale_temporary_file_of_the_same_pid(tmp_path: Path, tal: Tal) -> None:
-    path, out = write(tmp_path / "rows.jsonl", [pair(1)]), tmp_path / "items.jsonl"
-    (tmp_path / f".items.jsonl.{os.getpid()}").write_text('{"cut off')
-    assert tal("data", "build", "data=pairs", f"data.path={path}", f"out={out}")[0] == 0
-    assert [item.id for item in jsonl.read(out)] == ["pairs/en/pairs/1"]
-    assert sorted(tmp_path.iterdir()) == [out, path]
 
 
 # --- suspicious items ---
@@ -291,7 +247,7 @@ ROW = Row("rows.jsonl", 7, {}, "{}")
 def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
     (outcome,) = examine([Outcome(ROW, (dataclasses.replace(item, **changes),))])  # type: ignore[arg-type]
     assert len(outcome.items) == 1
-    return [(str(fault.defect), fault.detail) for fault in outcome.faults]
+    return [(fault.name, fault.detail) for fault in outcome.faults]
 
 
 @pytest.mark.parametrize(
@@ -351,4 +307,4 @@ def test_responses_of_blend_count_as_english_whatever_the_prompt(item: Item) -> 
 def test_text_shared_by_items_of_a_row_is_reported_once(item: Item) -> None:
     items = [dataclasses.replace(item, id=str(i), responses=(str(i), GERMAN), best=0, origins=()) for i in range(3)]
     (outcome,) = examine([Outcome(ROW, tuple(items))])
-    assert defects(outcome) == ["wrong_language"]
+    assert fault_names(outcome) == ["wrong_language"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from data.tables import a_row
 
+from think_as_locals.data.rows import Outcome
 from think_as_locals.data.sources import carb
 from think_as_locals.types import Item
 
@@ -55,4 +56,4 @@ def published_rows(missing: Collection[str] = ()) -> list[dict[str, Any]]:
 
 def published_items(missing: Collection[str] = ()) -> list[Item]:
     """The items that CARB's source makes of such rows."""
-    return [item for row in published_rows(missing) for item in carb.outcome(a_row(row)).items]
+    return [item for row in published_rows(missing) for item in Outcome.of(a_row(row), carb.items).items]

@@ -91,9 +91,9 @@ def test_carb_rows_fall_into_40_cells_of_language_and_domain() -> None:
         ({"source": "carb", "culture": None, "language": "zh-Hant"}, "Chinese/value"),
         ({"source": "blend", "culture": "JO", "language": "ar"}, "JO/value"),
         ({"source": "carb_open/XSafety", "culture": None, "language": "en"}, "English/value"),
-        ({"source": "pairs", "culture": None, "language": "pt-BR"}, "Portuguese/value"),
-        ({"source": "pairs", "culture": None, "language": "tlh-unknown"}, "Klingon/value"),
-        ({"source": "pairs", "culture": "Quebec", "language": "fr"}, "Quebec/value"),
+        ({"source": "rows", "culture": None, "language": "pt-BR"}, "Portuguese/value"),
+        ({"source": "rows", "culture": None, "language": "tlh-unknown"}, "Klingon/value"),
+        ({"source": "rows", "culture": "Quebec", "language": "fr"}, "Quebec/value"),
     ],
 )
 def test_item_of_carb_or_without_culture_counts_under_its_language(changes: dict[str, str], cell: str) -> None:

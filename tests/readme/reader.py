@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Tal
-from data.sources.test_best_of_n import CARB, PAIR
+from data.sources.test_best_of_n import CARB
 from data.sources.test_blend import BREAKFAST, a_folder
+from data.sources.test_columns import PAIR
 from data.sources.test_globalopinionqa import row as opinions_of_countries
 from data.tables import write
 from readme.parts import OWN_REWARDS, Command
@@ -76,7 +77,7 @@ def _rows(_: Reader, path: Path, text: str) -> None:
     path = path.with_name(_FILE)
     if "data=jsonl" in text:
         write_items(path, times=12)
-    elif "data=pairs" in text:
+    elif "data=rows" in text:
         write(path, [{"prompt": f"{PAIR['prompt']} {i}", "chosen": "a", "rejected": "b"} for i in range(20)])
     elif "globalopinionqa" in text:
         write(path, [opinions_of_countries()])

@@ -278,7 +278,7 @@ def test_judge_accepts_items_keywords_and_dicts(item: Item) -> None:
     assert judge.judge(**asked, language="en") == expected
     assert judge.judge({**asked, "responses": item.responses}) == expected
     assert judge.judge([asdict(item), {**asked, "best": None, "id": "mine"}, item]) == [expected] * 3
-    with pytest.raises(DataError, match=r"^items:2: missing culture; .*unknown cuture; fields: id"):
+    with pytest.raises(DataError, match=r"^items:2: culture: .*; cuture: "):
         judge.judge([asked, {"prompt": "?", "responses": ["a", "b"], "cuture": "TH"}])
     with pytest.raises(TypeError, match="items and culture as well"):
         judge.judge(item, culture="TH")  # type: ignore[call-overload]

@@ -9,19 +9,22 @@ import shlex
 import shutil
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from think_as_locals.cli.run import add_command
 from think_as_locals.runtime.files import naming, write_text
 from think_as_locals.types import ConfigError, DataError, first_of
 
+if TYPE_CHECKING:
+    from think_as_locals.config.schema import DataSection, ItemsConfig
+
 _SAMPLE = "pairs.csv"
 _SAMPLE_OVERRIDES = ["data=quickstart_cards", "data.languages=[own]", "data.num_responses=2", "data.max_items=300"]
 _MAX_NAMES = 6  # cultures and languages that are named
-_EDITS = "edits"  # the `--source` of rows written by `tal data edit`
 
 
 def add(commands: Any) -> None:
@@ -30,6 +33,7 @@ def add(commands: Any) -> None:
     init.add_argument("name", type=Path, help="the folder to create")
     rows = "your rows (.csv, .jsonl, .json, .parquet), whose columns the recipe matches; default: 300 sample pairs"
     init.add_argument("--from", dest="rows", metavar="FILE", type=Path, help=rows)
+    init.add_argument("overrides", nargs="*", help="data.columns=..., data.labels=..., where columns have other names")
     init.set_defaults(command=_init)
     data = commands.add_parser("data", help="validate, convert and edit data").add_subparsers(
         required=True, metavar="COMMAND"
@@ -40,7 +44,7 @@ def add(commands: Any) -> None:
     build.set_defaults(command=_build)
     validate = data.add_parser("validate", help="list every fault in the rows of a file; status 1 if there are any")
     validate.add_argument("path", help="file, folder, or owner/name[@revision][:config[:split]] on the Hub")
-    validate.add_argument("--source", help="format of the rows; default: detected from their fields")
+    validate.add_argument("overrides", nargs="*", help="data=SOURCE, data.*=...; default: detected from the columns")
     validate.add_argument("--strict", action="store_true", help="stop at the first row with a fault")
     validate.add_argument("--quarantine", help="new file for rows that cannot be imported, with the reasons")
     validate.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
@@ -65,26 +69,32 @@ def _build(arguments: Namespace) -> None:
 
 
 def _validate(arguments: Namespace) -> None:
-    from think_as_locals.config.checks import load_data_config
-    from think_as_locals.config.compose import quoted
     from think_as_locals.data.edits import are_edits
-    from think_as_locals.data.sources import SOURCES, recognise
     from think_as_locals.data.validate import show, validate_edits, validate_rows
 
-    aside = {"strict": arguments.strict, "quarantine": Path(arguments.quarantine) if arguments.quarantine else None}
-    if arguments.source == _EDITS or (arguments.source is None and are_edits(arguments.path)):
-        tally = validate_edits(arguments.path, **aside)
+    quarantine = Path(arguments.quarantine) if arguments.quarantine else None
+    if not arguments.overrides and are_edits(arguments.path):
+        tally = validate_edits(arguments.path, strict=arguments.strict, quarantine=quarantine)
     else:
-        source = arguments.source or recognise(arguments.path)
-        if source not in (known := [name for name in SOURCES if SOURCES[name].outcomes]):
-            raise ConfigError(f"--source {source}: no such format of rows; known: {', '.join([*known, _EDITS])}")
-        config = load_data_config([f"data={source}", f"data.path={quoted(arguments.path)}"])
-        tally = validate_rows(config.data, seed=config.seed, **aside)
+        config = _configured(arguments.path, arguments.overrides)
+        tally = validate_rows(config.data, strict=arguments.strict, quarantine=quarantine, seed=config.seed)
     if arguments.json:
         print(json.dumps(tally.as_dict()))
     else:
         show(tally)
     raise SystemExit(0 if tally.clean else 1)
+
+
+def _configured(path: str, overrides: Sequence[str]) -> ItemsConfig:
+    """Return how to read rows: as overrides say, or as their columns look."""
+    from think_as_locals.config.checks import load_data_config
+    from think_as_locals.config.compose import quoted
+    from think_as_locals.data.sources import recognise
+
+    source = "data=rows"
+    if not any(each.startswith(("data=", "data.columns=")) for each in overrides):
+        source = f"data={recognise(path)}"
+    return load_data_config([source, f"data.path={quoted(path)}", *overrides])
 
 
 def _init(arguments: Namespace) -> None:
@@ -95,8 +105,8 @@ def _init(arguments: Namespace) -> None:
         raise ConfigError(f"{folder} already exists; choose another name or move it away")
     if not folder.parent.is_dir():
         raise ConfigError(f"{folder}: the folder {folder.parent} does not exist; create it first")
-    from think_as_locals.data.sources import recognise
-
+    if others := [each for each in arguments.overrides if not each.startswith(("data.columns=", "data.labels="))]:
+        raise ConfigError(f"{others[0]}: expected data.columns or data.labels; other keys are for the recipe")
     rows: Path | None = arguments.rows
     if not (path := _SAMPLE if rows is None else str(rows.resolve())).isprintable():
         raise DataError(f"{path}: its name has unprintable characters, which a recipe cannot hold: rename it")
@@ -107,10 +117,14 @@ def _init(arguments: Namespace) -> None:
     try:
         if rows is None:
             _write_sample(temp / _SAMPLE)
-        source = recognise(str(rows or temp / _SAMPLE))
-        summary = _summarise(source, rows or temp / _SAMPLE)
-        values = {"path": path, "quoted": json.dumps(literal(path), ensure_ascii=False), "source": source}
-        values["in_shell"] = shlex.quote(path)
+        data = _configured(str(rows or temp / _SAMPLE), arguments.overrides).data
+        summary = _summarise(data, arguments.overrides)
+        given = [each.partition("=")[0].removeprefix("data.") for each in arguments.overrides]
+        values = {"path": path, "quoted": json.dumps(literal(path), ensure_ascii=False), "source": data.source}
+        for name, indent in (("columns", 2), ("columns_of_set", 8)):
+            lines = (f"{key}: {json.dumps(getattr(data, key), ensure_ascii=False)}" for key in given)
+            values[name] = "".join(f"\n{' ' * indent}{line}" for line in lines)
+        values["in_shell"] = shlex.join([path, *arguments.overrides])
         for template in files(__package__).joinpath("starter").iterdir():
             text = Template(template.read_text(encoding="utf-8")).substitute(values)
             write_text(temp / template.name.removesuffix(".template"), text)
@@ -119,7 +133,8 @@ def _init(arguments: Namespace) -> None:
         shutil.rmtree(temp)
         raise
     written = ", ".join(sorted(file.name for file in folder.iterdir()))
-    print(f"{path}: read as data={source}\n{summary}\n{folder} has {written}\n\nNext:\n  cd {shlex.quote(str(folder))}")
+    print(f"{path}: read as data={data.source}\n{summary}\n{folder} has {written}\n")
+    print(f"Next:\n  cd {shlex.quote(str(folder))}")
     print("  tal run judge.yaml run.name=first  # README.md has the commands in order")
 
 
@@ -137,22 +152,19 @@ def _write_sample(path: Path) -> None:
             rows.writerow([item.prompt, best, other, item.culture, item.language])
 
 
-def _summarise(source: str, path: Path) -> str:
+def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
     """Return a summary of a file: rows and faults, cultures and languages."""
-    from think_as_locals.config.checks import load_data_config
-    from think_as_locals.config.compose import quoted
-    from think_as_locals.data.rows import Defect
     from think_as_locals.data.sources import row_outcomes
     from think_as_locals.data.validate import validate_rows
 
-    data = load_data_config([f"data={source}", f"data.path={quoted(str(path))}"]).data
+    path = str(data.path)
     tally = validate_rows(data, strict=False, quarantine=None)
     tally.require_items(path)
     items = [item for outcome in row_outcomes(data) for item in outcome.items]
-    command = f"tal data validate {shlex.quote(str(path))}"
+    command = f"tal data validate {shlex.join([path, *overrides])}"
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; {command} lists them"
     cultures = _format_counts(Counter(item.culture or "none given" for item in items))
-    if Defect.WRONG_LANGUAGE in tally.places:
+    if any(name == "wrong_language" for _, name in tally.places):
         faults += "\nsome texts are not in the language of their row (English if it names none): add a column "
         faults += "`language`, or set data.language in the recipe"
     languages = _format_counts(Counter(item.language for item in items))

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,18 +93,16 @@ def _items(arguments: Namespace) -> list[Item]:
     from think_as_locals.config.checks import load_data_config
     from think_as_locals.config.compose import quoted
     from think_as_locals.data import read
-    from think_as_locals.data.languages import culture_fault, language_fault, language_tag
-    from think_as_locals.data.rows import Row, mark_repeats, read_rows, valid_items
+    from think_as_locals.data.languages import culture_fault, language_tag
+    from think_as_locals.data.rows import Outcome, mark_repeats, read_rows, valid_items
     from think_as_locals.data.sources import jsonl
 
     path, culture = arguments.items, arguments.culture
-    for option, value, fault_of in (
-        ("culture", culture, culture_fault),
-        ("language", arguments.language, language_fault),
-    ):
-        if value is not None and (fault := fault_of(value)):
-            raise ConfigError(f"--{option}: got {value!r}, {fault}")
+    if culture is not None and (fault := culture_fault(culture)):
+        raise ConfigError(f"--culture: got {culture!r}, {fault}")
     language = arguments.language and language_tag(arguments.language)
+    if arguments.language and language is None:
+        raise ConfigError(f"--language: got {arguments.language!r}, expected an English name or a BCP-47 tag")
     items: Iterable[Item]
     if not one and (source := _source_of(path)) is not None:
         overrides = [f"data.language={language}"] if language else []
@@ -111,10 +110,12 @@ def _items(arguments: Namespace) -> list[Item]:
         items = read(config.data, config.seed)
     else:
         given = {name: value for name, value in (("culture", culture), ("language", language)) if value}
-        fields = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
-        asked: Iterable[Row] = [Row("your item", 1, fields, "")] if one else read_rows(path)
-        rows = (row._replace(defaults=given) for row in asked)
-        items = valid_items(mark_repeats(map(jsonl.query_outcome, rows)))
+        if one:
+            fields = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
+            items = [jsonl.query_item(fields | given, place="your item")]
+        else:
+            read_row = partial(jsonl.query_items, defaults=given)
+            items = valid_items(mark_repeats(Outcome.of(row, read_row) for row in read_rows(path)))
     return [replace(item, culture=item.culture or culture) for item in items]
 
 

@@ -9,7 +9,6 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from think_as_locals.config.compose import nearest
-from think_as_locals.config.launch import find_launch
 from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
@@ -26,12 +25,10 @@ from think_as_locals.config.schema import (
     DataSection,
     EvalSetSection,
     GrpoSection,
-    ItemsConfig,
     MixSection,
     ModelSection,
     PromptSection,
     RunConfig,
-    RunSection,
     ScpoConfig,
     sections,
 )
@@ -42,7 +39,6 @@ from think_as_locals.types import (
     TEST,
     VALIDATION,
     VERDICT_PROMPTS,
-    ConfigError,
     RewardName,
     shown,
 )
@@ -50,15 +46,10 @@ from think_as_locals.types import (
 _SOURCE_KEYS = {  # keys of `data` that only some sources read
     "sets_per_group": ("culture_cards", "blend", "care"),
     "min_share_gap": ("globalopinionqa",),
+    "columns": ("rows", "crisp_rm", "helpsteer3", "include", "m_rewardbench"),
+    "labels": ("rows", "crisp_rm", "helpsteer3", "include", "m_rewardbench"),
 }
 _WITHOUT_RUBRIC = ("compact", "compact_responses_first")  # grammar prompts that ask for no rubric that can be scored
-_NOT_TRAINING_ITEMS = "evaluation items are all kept"
-_NO_PROMPT_LIMIT: dict[type[BaseModel], str] = {  # why `data.max_prompt_tokens` has no effect there
-    ItemsConfig: "no tokenizer is here",
-    DemonstrationConfig: "a run's own data.max_prompt_tokens applies to its training items",
-    PolicyConfig: "all prompts of a policy are used",
-    ScpoConfig: "scpo.max_length is the limit of SCPO",
-}
 
 
 def rule_faults(config: BaseModel) -> list[str]:
@@ -69,8 +60,7 @@ def rule_faults(config: BaseModel) -> list[str]:
             if isinstance(section, kind):
                 faults += rule(place, section)
         if isinstance(section, DataSection):
-            own = None if isinstance(config, RunConfig) else _NO_PROMPT_LIMIT.get(type(config), _NOT_TRAINING_ITEMS)
-            faults += _data_faults(place, section, own if place.startswith("data") else _NOT_TRAINING_ITEMS)
+            faults += _data_faults(place, section, isinstance(config, RunConfig) and place.startswith("data"))
     for whole, kind in _RECIPE_RULES.items():
         if isinstance(config, kind):
             faults += whole(config)
@@ -80,25 +70,17 @@ def rule_faults(config: BaseModel) -> list[str]:
 # Rules of one section, whatever recipe it is in.
 
 
-def _run_faults(place: str, run: RunSection) -> Iterator[str]:
-    try:
-        if run.launch is not None:
-            find_launch(run.launch)
-    except ConfigError as error:
-        yield f"{place}.launch: {error}"
-
-
 def _model_faults(place: str, model: ModelSection) -> Iterator[str]:
     if (model.path is None) == (model.scratch is None):
         got = "neither" if model.path is None else "both"
         yield f"{place}: got {got} of model.path and model.scratch, expected one of them"
 
 
-def _data_faults(place: str, data: DataSection, no_limit_reason: str | None) -> Iterator[str]:
-    """Check keys that a source does not read; `no_limit_reason` says why the length of prompts has no limit there."""
-    if no_limit_reason and data.max_prompt_tokens is not None:
-        got = f"{place}.max_prompt_tokens: got {data.max_prompt_tokens}"
-        yield f"{got}, which is for a judge's training items: set it to null ({no_limit_reason})"
+def _data_faults(place: str, data: DataSection, are_training_items: bool) -> Iterator[str]:
+    """Check keys that a source does not read."""
+    if data.max_prompt_tokens is not None and not are_training_items:
+        got = f"got {data.max_prompt_tokens}, which is for a judge's training items"
+        yield f"{place}.max_prompt_tokens: {got}: set it to null"
     if data.path is not None and data.source.endswith("_cards"):
         remedy = f"choose {place}=jsonl, or the source of these rows, or set {place}.path=null"
         yield f"{place}.path: got {shown(data.path)}, but {data.source} is embedded: {remedy}"
@@ -167,7 +149,6 @@ def _task_faults(place: str, section: TaskSection) -> Iterator[str]:
 
 
 _SECTION_RULES: dict[Callable[[str, Any], Iterator[str]], Any] = {
-    _run_faults: RunSection,
     _model_faults: ModelSection,
     _query_faults: PromptSection | JudgeSection | ServerSection,
     _orders_faults: EvalSetSection | JudgeSection | ServerSection,
@@ -263,12 +244,7 @@ def _component_faults(config: RunConfig) -> Iterator[str]:
 
 
 def _reward_faults(config: RunConfig) -> Iterator[str]:
-    reward, grpo = config.reward, config.grpo
-    weighted, (low, high) = reward.weighted(), reward.criteria_gain.clip
-    if not weighted:
-        yield f"reward.weights: all are 0 ({', '.join(reward.weights)}): set one above 0"
-    if low >= high:
-        yield f"reward.criteria_gain.clip: got [{low}, {high}], expected a low end below the high one"
+    reward, grpo, weighted = config.reward, config.grpo, config.reward.weighted()
     if "criteria_gain" in weighted and reward.criteria_gain.scorer == "reference" and not grpo.beta:
         yield "reward.criteria_gain.scorer: no reference model with grpo.beta=0: raise it, or set policy"
     if "consistency" in weighted and not reward.both_orders:
@@ -305,8 +281,6 @@ def _evaluation_faults(config: EvaluationConfig) -> Iterator[str]:
             yield f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise"
     if config.sample is not None and config.eval.candidates is not None:
         yield "eval.candidates: the candidates are sampled here: set it to null, or choose sample=none"
-    if config.sample is not None and len(config.rms) < 3:
-        yield f"rms: got {len(config.rms)}, expected at least 3 reward models: r2 over fewer says nothing"
 
 
 def _policy_faults(config: PolicyConfig) -> Iterator[str]:
@@ -318,9 +292,6 @@ def _scpo_faults(config: ScpoConfig) -> Iterator[str]:
     scpo = config.scpo
     if (config.model.scratch is None) != (config.global_rm is None):
         yield "global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm=none"
-    for key, values in (("variants", scpo.variants), ("seeds", scpo.seeds), ("pair_counts", scpo.pair_counts)):
-        if len(set(values)) < len(values):
-            yield f"scpo.{key}: got {shown(list(values))}, expected each once"
     if unknown := set(scpo.keep_models).difference(scpo.variants):
         names, known = ", ".join(sorted(unknown)), ", ".join(scpo.variants)
         yield f"scpo.keep_models: {names} is not among scpo.variants: expected [], or some of {known}"

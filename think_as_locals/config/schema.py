@@ -11,6 +11,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -79,9 +80,25 @@ class ModelSection(Section):
     requires_gpu: bool
 
 
+RowField = Literal[
+    "prompt", "chosen", "rejected", "responses", "best", "culture", "language", "domain", "group", "id"
+]  # fmt: skip
+"""The fields of rows whose columns `data.columns` can name."""
+
+ResponseLabel = Literal["a", "b", "c", "d", "e", "f", "g", "h", "tie"]
+"""What a label in a column can mean: the first response, the second, ..., or none."""
+
+
+def _named_by_texts(labels: Any) -> Any:
+    """Return labels by their texts: in YAML `1` is a number."""
+    return {str(name): meaning for name, meaning in labels.items()} if isinstance(labels, dict) else labels
+
+
 class DataSection(Section):
     source: DataSource
     path: str | None
+    columns: dict[RowField, str | Annotated[list[str], Field(min_length=1)]] | None
+    labels: Annotated[dict[str, ResponseLabel], BeforeValidator(_named_by_texts)] | None
     split: Literal["group", "pairing"]
     test_share: Share
     validation_share: Share | None
@@ -104,7 +121,7 @@ class DataSection(Section):
     @property
     def title(self) -> str:
         """Its name on pages: the source, or the file name for a user's own rows."""
-        return Path(self.path).name if self.path and self.source in ("jsonl", "pairs") else self.source
+        return Path(self.path).name if self.path and self.source in ("jsonl", "rows") else self.source
 
     @property
     def sources(self) -> dict[str, DataSection]:

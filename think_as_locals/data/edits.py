@@ -15,13 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
+
+from pydantic import ConfigDict
 
 from think_as_locals.config.compose import nearest
 from think_as_locals.data import cards as culture_cards
-from think_as_locals.data.fields import Language, Prompt, Responses, RowModel, check_text, field
+from think_as_locals.data.fields import Language, RowModel, Text, Texts
 from think_as_locals.data.languages import language_tag
-from think_as_locals.data.rows import Defect, Fault, Outcome, Row, local_path, read_rows
+from think_as_locals.data.rows import Fault, Outcome, Row, read_rows
 from think_as_locals.data.sources import SOURCES, jsonl, response_language
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.runtime.files import read_json
@@ -179,28 +181,15 @@ def _same_question(item: Item) -> tuple[str, ...]:
 _MAX_FAULTS = 10  # in a message
 
 
-def _check_probe(name: str, value: Any, faults: list[Fault]) -> str:
-    if value not in get_args(Edit):
-        faults.append(
-            Fault(Defect.WRONG_TYPE, f"{name} must be one of {', '.join(get_args(Edit))}, got {shown(value)}")
-        )
-    return str(value)
-
-
-def _check_item(name: str, value: Any, faults: list[Fault]) -> str | dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else check_text(name, value, faults)
-
-
 class EditRow(RowModel):
     """A row as it is in the file."""
 
-    FIELDS: ClassVar = ("item", "probe", "prompt", "responses", "language", "provenance")
-    EXACT: ClassVar = True
+    model_config = ConfigDict(extra="forbid")
 
-    item: Annotated[str | dict[str, Any], field(_check_item, "")]
-    probe: Annotated[str, field(_check_probe, "")]
-    prompt: Prompt | None = None
-    responses: Responses | None = None
+    item: Text | dict[str, Any]
+    probe: Edit
+    prompt: Text | None = None
+    responses: Texts | None = None
     language: Language | None = None  # of the responses after CL; the item's is that of the prompt
     provenance: Any = None  # who made the edit; not used
 
@@ -223,7 +212,7 @@ def read_edits(path: Path, items: Sequence[Item]) -> Edits:
 
 def are_edits(path: str) -> bool:
     """Return whether the first row of a file is an edit."""
-    first = next(read_rows(path)).value if local_path(path).is_file() else None
+    first = next(read_rows(path)).value if Path(path).expanduser().is_file() else None
     return isinstance(first, Mapping) and {"item", "probe"} <= first.keys()
 
 
@@ -233,48 +222,40 @@ def edit_outcomes(path: str, by_id: Mapping[str, Item] | None) -> Iterator[Outco
     `by_id` are the items that are evaluated; if it is `None`, rows that name an item by id have no items.
     """
     places: dict[tuple[str, str], str] = {}
-    for row in read_rows(path):
-        fields = EditRow.read(row)
-        before = _item(fields, row, by_id)
+
+    def read(row: Row) -> Iterator[Item | Fault]:
+        fields = EditRow.model_validate(row.value)
+        before: Item | None = None
+        if isinstance(fields.item, dict):
+            for each in jsonl.items(row._replace(value=fields.item)):
+                if isinstance(each, Item):
+                    before = each
+                else:
+                    yield each
+        elif by_id is not None and (before := by_id.get(fields.item)) is None:
+            near = nearest(fields.item, list(by_id))
+            yield Fault("unknown_item", f"item {shown(fields.item)} is not among the {len(by_id):,} items{near}")
         name = (before.id if before else str(fields.item), fields.probe)
-        if before is not None and not fields.faults:
-            _check_edit(fields, before)
-        if not fields.faults and (earlier := places.setdefault(name, row.place)) != row.place:
-            fields.add(Defect.REPEATED_ID, f"item {name[0]!r} has a {fields.probe} edit already, in {earlier}")
-        yield fields.outcome(*((before, _edited(fields, before)) if before and not fields.faults else ()))
+        if (earlier := places.setdefault(name, row.place)) != row.place:
+            yield Fault("repeated_id", f"item {name[0]!r} has a {fields.probe} edit already, in {earlier}")
+        if before is not None:
+            yield from _edited(fields, before)
+
+    yield from (Outcome.of(row, read) for row in read_rows(path))
 
 
-def _item(fields: EditRow, row: Row, by_id: Mapping[str, Item] | None) -> Item | None:
-    """Return the item that a row edits; record a fault if there is none."""
-    if isinstance(fields.item, dict):
-        outcome = jsonl.outcome(row._replace(value=fields.item))
-        for fault in outcome.faults:
-            fields.add(fault.defect, f"item: {fault.detail}")
-        return outcome.items[0] if outcome.items else None
-    if by_id is None:
-        return None
-    if fields.item and fields.item not in by_id:
-        near = nearest(fields.item, list(by_id))
-        fields.add(Defect.UNKNOWN_ITEM, f"item {shown(fields.item)} is not among the {len(by_id):,} items{near}")
-    return by_id.get(fields.item)
-
-
-def _check_edit(fields: EditRow, before: Item) -> None:
-    """Record what is wrong with an edit of an item."""
-    if fields.responses is not None:
-        if len(fields.responses) != len(before.responses):
-            got = f"got {len(fields.responses)}"
-            fields.add(Defect.WRONG_COUNT, f"expected the item's {len(before.responses)} responses in its order, {got}")
-        fields.check_distinct(fields.responses)
+def _edited(fields: EditRow, before: Item) -> Iterator[Item | Fault]:
+    """Yield an item before and after an edit, or why the edit is none of it."""
+    if fields.responses is not None and len(fields.responses) != len(before.responses):
+        count = f"expected the item's {len(before.responses)} responses in its order, got {len(fields.responses)}"
+        yield Fault("wrong_count", count)
+        return
     if fields.probe == "CL" and fields.responses is None:
-        fields.add(Defect.MISSING_FIELD, "a CL edit changes the language of the responses: it needs responses")
-    same = fields.prompt in (None, before.prompt) and fields.responses in (None, before.responses)
-    if same:
-        fields.add(Defect.MISSING_FIELD, "prompt and responses are the item's: expected at least one that differs")
-
-
-def _edited(fields: EditRow, before: Item) -> Item:
-    return replace(
+        yield Fault("missing", "a CL edit changes the language of the responses: it needs responses")
+    if fields.prompt in (None, before.prompt) and fields.responses in (None, before.responses):
+        yield Fault("unchanged", "prompt and responses are the item's: expected at least one that differs")
+    yield before
+    yield replace(
         before,
         id=f"{before.id}#{fields.probe}",
         prompt=fields.prompt or before.prompt,

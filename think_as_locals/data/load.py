@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationError
 
+from think_as_locals.config.compose import nearest
 from think_as_locals.config.schema import DataSection, RunConfig
-from think_as_locals.data.fields import (
-    Culture,
-    Identifier,
-    Language,
-    Prompt,
-    Responses,
-    RowModel,
-    Text,
-    field,
-    question_group,
-)
-from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, valid_items
+from think_as_locals.data.edits import remove_label
+from think_as_locals.data.fields import Culture, Identifier, Language, RowModel, Text, Texts, question_group
+from think_as_locals.data.rows import faults_of, mark_repeats, read_rows, valid_items
 from think_as_locals.data.sources import SOURCES, check_settings, recognise, row_outcomes
-from think_as_locals.data.splits import Splits, choose, mix, select, split_items
+from think_as_locals.data.splits import Splits, flip_sets, hash_fraction, mix, select, split_items
 from think_as_locals.types import (
     TEST,
     VALIDATION,
@@ -39,7 +30,7 @@ from think_as_locals.types import (
     Item,
     ProtocolKind,
     first_of,
-    shown,
+    reorder_responses,
 )
 
 
@@ -81,7 +72,7 @@ class TrainingData:
     sets: Mapping[str, EvalSet]
     demonstrations: tuple[Demonstration, ...] = ()  # of sft.data
     # Once counted: the tokens of the prompt of an item, with its responses in reverse order or not.
-    prompt_tokens: dict[tuple[Item, bool], int] = dataclasses.field(default_factory=dict)
+    prompt_tokens: dict[tuple[Item, bool], int] = field(default_factory=dict)
 
 
 def load_side(data: DataSection, seed: int, side: Literal["train", "validation", "test", "all"]) -> tuple[Item, ...]:
@@ -159,6 +150,99 @@ def read(data: DataSection, seed: int = 0) -> Sequence[Item]:
         raise DataError(f"{error}\nThe rows look like data={other}, got data={data.source}") from error
 
 
+# --- Selection by the keys of `data` ---
+
+_MAX_NAMES = 20  # in a message
+
+
+def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: int) -> Sequence[Item]:
+    """Return the selected items; keys that the source has `applied` itself are skipped.
+
+    The keys apply in this order: languages, question groups, countries, the largest question groups, the number of
+    responses, pairs, places to hide, the number of items. A `DataError` names values that no item has.
+    """
+    if "languages" not in applied:
+        items = _matching("data.languages", data.languages, items, lambda item: _with_primary(item.language))
+    if "groups" not in applied:
+        items = _matching("data.groups", data.groups, items, lambda item: {item.group})
+    items = _matching("data.countries", data.countries, items, lambda item: _with_primary(item.culture or ""))
+    items = _largest_groups(items, data.max_groups)
+    if (size := data.num_responses) is not None:
+        items = _of_size(items, size, seed)
+    if data.as_pairs:
+        items = [pair for item in items for pair in _pairs(item)]
+    if data.hide_place:
+        edited = [(item, remove_label(item)) for item in items]
+        items = [replace(item, prompt=cut.prompt) for item, cut in edited if cut]
+        if not items:
+            raise DataError("data.hide_place: no question names its place in words that can be cut: set it to false")
+        if unnamed := [item.id for item, cut in edited if not cut]:
+            reason = f"whose question does not name its place in words that can be cut, such as {unnamed[0]!r}"
+            warnings.warn(f"data.hide_place: left out {len(unnamed):,} items {reason}", DataWarning, stacklevel=2)
+    return select(tuple(items), data.max_items)
+
+
+def _matching(
+    key: str, wanted: Sequence[str] | None, items: Iterable[Item], names: Callable[[Item], Set[str]]
+) -> Iterable[Item]:
+    """Return the items with a wanted name."""
+    if wanted is None:
+        return items
+    items = tuple(items)
+    known = sorted(set().union(*map(names, items)) - {""})
+    if missing := [name for name in wanted if name not in known]:
+        raise DataError(
+            f"{key}: no items of {', '.join(map(repr, missing))}; there are items of: "
+            f"{first_of(known, _MAX_NAMES) or 'none'}{nearest(missing[0], known)}"
+        )
+    return [item for item in items if not names(item).isdisjoint(wanted)]
+
+
+def _with_primary(code: str) -> set[str]:
+    """Return a code and its first part: `zh-Hant` and `zh` (BCP-47), `CA-QC` and `CA` (ISO 3166-2)."""
+    return {code, code.partition("-")[0]}
+
+
+def _largest_groups(items: Iterable[Item], limit: int | None) -> Iterable[Item]:
+    """Return the items of the `limit` question groups with the most flip sets, or if there are none the most items."""
+    if limit is None:
+        return items
+    items = tuple(items)
+    sizes = Counter(members[0].group for members in flip_sets(items)) or Counter(item.group for item in items)
+    groups = sorted({item.group for item in items}, key=lambda group: (-sizes[group], hash_fraction(group)))[:limit]
+    return [item for item in items if item.group in groups]
+
+
+def _of_size(items: Iterable[Item], size: int, seed: int) -> Iterable[Item]:
+    """Reduce items to the best response and others drawn by a hash; leave out shorter items with a warning."""
+    items = tuple(items)
+    long_enough = [item for item in items if len(item.responses) >= size]
+    short = [item.id for item in items if len(item.responses) < size]
+    if items and not long_enough:
+        most = max(len(item.responses) for item in items)
+        raise DataError(f"data.num_responses: got {size}, but no item has more than {most} responses")
+    if short:
+        message = f"data.num_responses={size}: left out {len(short):,} items with fewer, such as {short[0]!r}"
+        warnings.warn(message, DataWarning, stacklevel=2)
+    return [item if len(item.responses) == size else _cut(item, size, seed) for item in long_enough]
+
+
+def _cut(item: Item, size: int, seed: int) -> Item:
+    wrong = sorted(_wrong(item), key=lambda i: hash_fraction(f"{item.id}/{i}", seed))
+    return reorder_responses(item, sorted([item.best, *wrong[: size - 1]]))
+
+
+def _pairs(item: Item) -> list[Item]:
+    """Return a pair of the best response and each other one, all in the item's question group."""
+    if len(item.responses) == 2:
+        return [item]
+    return [replace(reorder_responses(item, sorted((item.best, i))), id=f"{item.id}/pair-{i}") for i in _wrong(item)]
+
+
+def _wrong(item: Item) -> list[int]:
+    return [i for i in range(len(item.responses)) if i != item.best]
+
+
 # --- Candidates: prompts with any number of responses, of which a reward model selects one ---
 
 _MAX_FAULTS = 10  # in a message
@@ -182,26 +266,17 @@ class Candidates:
         return self.group or question_group(self.prompt)
 
 
-def _check_qualities(name: str, value: Any, faults: list[Fault]) -> tuple[float, ...] | None:
-    if isinstance(value, list) and all(type(n) in (int, float) and abs(n) <= sys.float_info.max for n in value):
-        return tuple(map(float, value))
-    faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a list of finite numbers, got {shown(value)}"))
-    return None
+class _CandidatesRow(RowModel):
+    model_config = ConfigDict(extra="forbid")
 
-
-class CandidatesRow(RowModel):
-    """A row as it is in the file."""
-
-    FIELDS: ClassVar = ("id", "prompt", "culture", "language", "candidates", "qualities", "group", "sampled")
-    EXACT: ClassVar = True
-
-    texts: Responses = Field(validation_alias="candidates")
     id: Identifier
-    prompt: Prompt
-    culture: Culture = None
+    prompt: Text
+    culture: Culture | None = None
     language: Language
-    qualities: Annotated[tuple[float, ...] | None, field(_check_qualities, None)] = None
-    group: Text = ""
+    candidates: Annotated[Texts, Field(min_length=1)]
+    qualities: tuple[FiniteFloat, ...] | None = None
+    group: Text | None = None
+    sampled: Any = None  # how `tal sample` made them
 
 
 def read_candidates(path: Path) -> list[Candidates]:
@@ -210,19 +285,21 @@ def read_candidates(path: Path) -> list[Candidates]:
     faults: list[str] = []
     with_qualities: dict[bool, str] = {}
     for row in read_rows(str(path)):
-        fields = CandidatesRow.read(row)
-        count = len(fields.texts)
-        if fields.count_texts("candidates") == 0:
-            fields.add(Defect.WRONG_COUNT, "expected at least one candidate, got none")
-        if fields.qualities is not None and len(fields.qualities) != count:
-            message = f"expected a quality for each of {count} candidates, got {len(fields.qualities)}"
-            fields.add(Defect.WRONG_COUNT, message)
-        if fields.id in found:
-            fields.add(Defect.REPEATED_ID, f"id {fields.id!r} is already in an earlier row")
-        faults += [f"{row.place}: {fault.detail}" for fault in fields.faults]
-        if not fields.faults:
-            found[fields.id] = Candidates(**fields.model_dump())
-            with_qualities.setdefault(fields.qualities is not None, row.place)
+        try:
+            fields = _CandidatesRow.model_validate(row.value)
+        except ValidationError as error:
+            of_row = [row.fault] if row.fault else faults_of(error)
+            faults += [f"{row.place}: {fault.detail}" for fault in of_row]
+            continue
+        count, qualities = len(fields.candidates), fields.qualities
+        if qualities is not None and len(qualities) != count:
+            faults.append(f"{row.place}: expected a quality for each of {count} candidates, got {len(qualities)}")
+        elif fields.id in found:
+            faults.append(f"{row.place}: id {fields.id!r} is already in an earlier row")
+        else:
+            given = fields.model_dump(include={"id", "prompt", "culture", "language", "qualities"})
+            found[fields.id] = Candidates(texts=fields.candidates, group=fields.group or "", **given)
+            with_qualities.setdefault(qualities is not None, row.place)
     if len(with_qualities) > 1:
         faults.append(f"{with_qualities[True]} has qualities and {with_qualities[False]} has none; give all or none")
     if faults:

@@ -17,22 +17,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain
 from typing import Any, Literal
 
 from think_as_locals.data.rows import SUFFIXES
-from think_as_locals.runtime.processes import cores
-from think_as_locals.types import DataError, Item, first_of, requiring
-
-with requiring("near-duplicates of training items are found by"):
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
-    from pyarrow.compute import utf8_split_whitespace
+from think_as_locals.types import DataError, Item, first_of
 
 NEAR, NEAR_ALONE = 0.5, 0.7
 """Similarity of near-duplicates: of prompts that are long or have the same responses, and of any others."""
@@ -45,18 +37,14 @@ _TEMPLATE = 2  # prompts on one side: a shingle that more of them have counts fo
 _RARE = 30  # prompts on one side: a shingle that more of them have finds no candidates
 _UNRELATED = 0.2  # similarity of prompts below which the same numeric id is a coincidence
 _CACHE_SIZE = 2**14  # cached texts: many items share some
-_CHUNK, _BLOCK = 2**13, 2**22  # prompts and shingles processed at once
 _SHOWN = 5  # pairs in a message
 
 _NUMBERED = re.compile(rf"(?:^|/)\d+$|(?:{'|'.join(map(re.escape, SUFFIXES))}|:\w+)-\d+$")
 """An id that is only a number, or the row of a file: two data sets may share it by chance."""
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # an odd number with bits everywhere: products of it are hashes
-
 Kind = Literal["id", "group", "text"]
 _Key = tuple[Any, ...]
-_Shingles = NDArray[np.uint64]  # sorted, each once
-_NONE = np.array([], dtype=np.uint64)
+_Shingles = set[int]  # hashes of three words in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,7 @@ def find_overlaps(
             for kind, match in index.matches(text, by_group=name not in pairing):
                 by_design = name in pairing and match.item.source == text.item.source
                 if not by_design or kind == "id" or match.same(text):
-                    similarity = index.prompts.jaccard(text.prompt, match.prompt)
+                    similarity = _similarity(text.prompt, match.prompt)
                     found.append(Overlap(name, kind, text.item, match.item, similarity))
                     break
     return found
@@ -219,11 +207,10 @@ class _Index:
         wanted, bests = {key for text in evaluated for key in text.keys.values()}, {text.best for text in evaluated}
         groups: tuple[dict[_Key, set[str]], ...] = (defaultdict(set), defaultdict(set))  # by key, of both sides
         texts: dict[int, _Text] = {}  # of training items, by index
-        numbers: dict[str, int] = {}  # of distinct prompts
-        prompts = np.empty(len(train), dtype=np.int64)  # the number of each item's
+        prompts: dict[str, list[int]] = defaultdict(list)  # the items with each prompt
         for index, item in enumerate(train):
             prompt = words(item.prompt)
-            prompts[index] = numbers.setdefault(prompt, len(numbers))
+            prompts[prompt].append(index)
             named = ("id", item.source, item.id), ("group", item.source, item.group), ("prompt", prompt)
             # The other responses of most need not be read: a key with them has a test prompt or best response too.
             if wanted.isdisjoint(named) and words(item.responses[item.best]) not in bests:
@@ -237,14 +224,13 @@ class _Index:
             for key in text.keys.values():
                 groups[1][key].add(f"{text.item.source}/{text.item.group}")
         self._common = {key for side in groups for key, of_key in side.items() if len(of_key) > _COMMON}
-        self.prompts = _Prompts(numbers, dict.fromkeys(text.prompt for text in evaluated))
-        near = np.flatnonzero(np.isin(prompts, self.prompts.candidates)).tolist()
+        self._near = _near_prompts(prompts, {text.prompt for text in evaluated})
+        near = {index for found in self._near.values() for prompt, _ in found for index in prompts[prompt]}
         texts |= {index: _Text.of(train[index], words) for index in near if index not in texts}
         self._training: dict[_Key, list[_Text]] = defaultdict(list)
         for _, text in sorted(texts.items()):
             for key in text.keys.values():
                 self._training[key].append(text)
-        self._near = self.prompts.near_index(dict.fromkeys(texts[index].prompt for index in near))
 
     def matches(self, text: _Text, *, by_group: bool) -> Iterator[tuple[Kind, _Text]]:
         """Yield the training items that are the same question, the most certain first; those of its group if asked."""
@@ -253,7 +239,7 @@ class _Index:
             numbered = _NUMBERED.search(name)
             for match in self._training.get(text.keys[kind], ()):
                 by_chance = numbered and match.item.language == text.item.language
-                if not by_chance or self.prompts.jaccard(text.prompt, match.prompt) >= _UNRELATED:
+                if not by_chance or _similarity(text.prompt, match.prompt) >= _UNRELATED:
                     yield kind, match
         identifying = {name: self._training.get(key, ()) for name, key in text.keys.items() if key not in self._common}
         yield from (("text", match) for match in self._training.get(text.keys["content"], ()))
@@ -261,148 +247,58 @@ class _Index:
         for match in identifying.get("answers", ()):
             if match.compatible(text) and match.contains_question(text):
                 yield "text", match
-        for prompt, similarity in self._near(text.prompt):
+        for prompt, similarity in self._near.get(text.prompt, ()):
             for match in self._training["prompt", prompt]:
                 alone = NEAR if match.is_long and text.is_long else NEAR_ALONE
                 if match.compatible(text) and (similarity >= alone or match.same_answers(text)):
                     yield "text", match
 
 
-class _Prompts:
-    """Distinct prompts as sets of shingles (three words in a row), with the number of prompts of each shingle.
+def _near_prompts(training: Collection[str], evaluated: Collection[str]) -> dict[str, list[tuple[str, float]]]:
+    """Return the training prompts near each evaluated one, with similarities, the most similar first.
 
-    `candidates` are the training prompts that share enough shingles with a test prompt for a closer look.
+    Prompts are compared that share a rare shingle, and enough others. A shared shingle that many prompts of one side
+    have, as a template does, counts for less.
     """
-
-    def __init__(self, training: Mapping[str, int], evaluated: Collection[str]) -> None:
-        """Take the distinct prompts of both sides, those of the training side with numbers from 0."""
-        words: dict[str, int] = defaultdict(lambda: len(words) + 1)
-        rest = iter(training)
-        chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
-        with ThreadPoolExecutor(cores()) as threads:  # numpy sorts without the GIL
-            parts = list(threads.map(_shingles, (_numbers(some, words) for some in chunks)))
-        self._numbers = training
-        self._flat = np.concatenate([_NONE, *(shingles for shingles, _ in parts)])
-        self._ends = np.cumsum(np.concatenate([np.zeros(0, dtype=np.int64), *(lengths for _, lengths in parts)]))
-        shingles, lengths = _shingles(_numbers(evaluated, words))
-        self._evaluated = dict(zip(evaluated, np.split(shingles, np.cumsum(lengths)[:-1]), strict=True))
-        self._known, self._counts = self._count(shingles)
-        self.candidates = np.flatnonzero(self._may_be_near())
-        self._known, self._counts = self._count(
-            np.concatenate([shingles, *(self._of_number(number) for number in self.candidates.tolist())])
-        )
-
-    def _may_be_near(self) -> NDArray[np.bool_]:
-        """Return which training prompts share a rare shingle, and enough of them for `NEAR`, with test prompts."""
-        shared, rare = (np.zeros(len(self._ends), dtype=np.int64) for _ in range(2))
-        for start, block in zip(range(0, len(self._flat), _BLOCK), _blocks(self._flat), strict=True):
-            positions, found = _positions_among(self._known, block)
-            owners = np.searchsorted(self._ends, start + np.flatnonzero(found), side="right")
-            is_rare = self._counts[positions[found]] <= _RARE
-            for counts, of in ((shared, owners), (rare, owners[is_rare])):
-                counts += np.bincount(of, minlength=len(counts))
+    shingles = {prompt: _shingles(prompt) for prompt in evaluated}
+    in_evaluated, in_training = Counter(chain.from_iterable(shingles.values())), Counter[int]()
+    candidates = []
+    for prompt in training:
+        own = _shingles(prompt)
+        shared = own & in_evaluated.keys()
+        in_training.update(shared)
         # Of two prompts with a and b shingles, s of them shared, the similarity is at most s / (a + b - s).
-        sizes = np.diff(self._ends, prepend=0)
-        return (rare > 0) & (shared * (1 + NEAR) >= NEAR * sizes)
-
-    def _count(self, shingles: _Shingles) -> tuple[_Shingles, NDArray[np.int64]]:
-        """Return the distinct shingles, sorted, and how many prompts of one side have each, whichever side has more."""
-        known = np.unique(shingles)
-        of_evaluated, of_training = np.zeros(len(known), dtype=np.int64), np.zeros(len(known), dtype=np.int64)
-        for each in self._evaluated.values():
-            positions, found = _positions_among(known, each)
-            of_evaluated[positions[found]] += 1  # each is there once
-        for block in _blocks(self._flat):
-            positions, found = _positions_among(known, block)
-            of_training += np.bincount(positions[found], minlength=len(known))
-        return known, np.maximum(of_evaluated, of_training)
-
-    def _of_number(self, number: int) -> _Shingles:
-        found: _Shingles = self._flat[self._ends[number - 1] if number else 0 : self._ends[number]]
-        return found
-
-    def _of(self, prompt: str) -> _Shingles:
-        found = self._evaluated.get(prompt)
-        return self._of_number(self._numbers[prompt]) if found is None else found
-
-    def jaccard(self, a: str, b: str) -> float:
-        """Return the Jaccard similarity of two prompts."""
-        shared = len(self._shared(a, b))
-        return shared / (self._size(a, b) - shared)
-
-    def near_index(self, prompts: Iterable[str]) -> Callable[[str], list[tuple[str, float]]]:
-        """Return a function that finds the near-duplicates of a prompt, with similarities, the most similar first."""
-        having: dict[int, list[str]] = defaultdict(list)  # prompts by rare shingle
-        for prompt in prompts:
-            for shingle in self._rare(prompt):
+        if len(shared) * (1 + NEAR) >= NEAR * len(own):
+            candidates.append(prompt)
+    counts = {shingle: max(count, in_training[shingle]) for shingle, count in in_evaluated.items()}
+    having: dict[int, list[str]] = defaultdict(list)  # evaluated prompts by rare shingle
+    for prompt, own in shingles.items():
+        for shingle in own:
+            if counts[shingle] <= _RARE:
                 having[shingle].append(prompt)
-
-        def near(prompt: str) -> list[tuple[str, float]]:
-            rare = self._rare(prompt)
-            # With fewer shared rare shingles than this, no other shared shingles bring the similarity to `NEAR`.
-            least = NEAR * len(rare) - (1 - NEAR) * (len(self._of(prompt)) - len(rare)) * _TEMPLATE / _RARE
-            shared = Counter(other for shingle in rare for other in having.get(shingle, ()) if other != prompt)
-            found = [(o, self._weighted_similarity(prompt, o)) for o, count in shared.items() if count >= least]
-            return sorted((pair for pair in found if pair[1] >= NEAR), key=lambda pair: (-pair[1], pair[0]))
-
-        return near
-
-    def _rare(self, prompt: str) -> list[int]:
-        """Return the rare shingles of a prompt."""
-        shingles = self._of(prompt)
-        found: list[int] = shingles[self._count_of(shingles) <= _RARE].tolist()
-        return found
-
-    def _weighted_similarity(self, a: str, b: str) -> float:
-        """Return the similarity of two prompts, with less weight for shared shingles that many prompts have."""
-        shared = self._shared(a, b)
-        weight = float(np.minimum(1, _TEMPLATE / self._count_of(shared)).sum())
-        return weight / (weight + self._size(a, b) - 2 * len(shared))
-
-    def _count_of(self, shingles: _Shingles) -> NDArray[np.int64]:
-        return self._counts[np.searchsorted(self._known, shingles)]
-
-    def _shared(self, a: str, b: str) -> _Shingles:
-        return np.intersect1d(self._of(a), self._of(b), assume_unique=True)
-
-    def _size(self, a: str, b: str) -> int:
-        return len(self._of(a)) + len(self._of(b))
+    near: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    for prompt in candidates:
+        own = _shingles(prompt)
+        hits = Counter(chain.from_iterable(having[shingle] for shingle in own if shingle in having))
+        rare = sum(shingle in having for shingle in own)
+        least = NEAR * rare - (1 - NEAR) * (len(own) - rare) * _TEMPLATE / _RARE
+        for other, count in hits.items():
+            if other != prompt and count >= least:
+                shared = own & shingles[other]
+                weight = sum(min(1, _TEMPLATE / counts[shingle]) for shingle in shared)
+                similarity = weight / (weight + len(own) + len(shingles[other]) - 2 * len(shared))
+                if similarity >= NEAR:
+                    near[other].append((prompt, similarity))
+    return {prompt: sorted(found, key=lambda pair: (-pair[1], pair[0])) for prompt, found in near.items()}
 
 
-def _numbers(prompts: Iterable[str], words: Mapping[str, int]) -> tuple[_Shingles, NDArray[np.int64]]:
-    """Return the numbers of the words of each prompt, padded with blanks at both ends, and how many these are."""
-    split = utf8_split_whitespace(pa.array(prompts, pa.large_string()))
-    distinct = split.flatten().dictionary_encode()  # a lookup for each word would take most of the time
-    counts = np.diff(split.offsets)
-    numbers = np.zeros(counts.sum() + 4 * len(counts), dtype=np.uint64)
-    indices = np.arange(counts.sum()) + np.repeat(4 * np.arange(len(counts)) + 2, counts)
-    numbers[indices] = np.array([words[word] for word in distinct.dictionary.to_pylist()], np.uint64)[distinct.indices]
-    return numbers, counts + 4
+def _shingles(prompt: str) -> _Shingles:
+    """Return the hashes of every three words in a row, with blanks at both ends."""
+    words = ["", "", *prompt.split(), "", ""]
+    return set(map(hash, zip(words, words[1:], words[2:], strict=False)))
 
 
-def _shingles(numbers: tuple[_Shingles, NDArray[np.int64]]) -> tuple[_Shingles, NDArray[np.int64]]:
-    """Return the sorted hashes of every three words in a row of each prompt, and their number for each prompt."""
-    padded, lengths = numbers
-    prompts = len(lengths)
-    owner = np.repeat(np.arange(prompts), lengths)
-    first, second, third = padded[:-2], padded[1:-1], padded[2:]
-    within = owner[:-2] == owner[2:]
-    hashes, owner = (((first * _MIX + second) * _MIX + third) * _MIX)[within], owner[:-2][within]
-    # Numbers of 16 bits, which a chunk of prompts needs, are sorted in a third of the time.
-    order = np.lexsort((hashes, owner.astype(np.min_scalar_type(prompts))))
-    hashes, owner = hashes[order], owner[order]
-    new = np.ones(len(hashes), dtype=bool)
-    new[1:] = (hashes[1:] != hashes[:-1]) | (owner[1:] != owner[:-1])
-    return hashes[new], np.bincount(owner[new], minlength=prompts)
-
-
-def _blocks(shingles: _Shingles) -> Iterator[_Shingles]:
-    return (shingles[start : start + _BLOCK] for start in range(0, len(shingles), _BLOCK))
-
-
-def _positions_among(known: _Shingles, shingles: _Shingles) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return the positions of shingles among sorted ones, and which of them are there."""
-    if not len(known):
-        return np.zeros(len(shingles), dtype=np.intp), np.zeros(len(shingles), dtype=bool)
-    positions = np.minimum(np.searchsorted(known, shingles), len(known) - 1)
-    return positions, known[positions] == shingles
+def _similarity(a: str, b: str) -> float:
+    """Return the Jaccard similarity of two prompts."""
+    one, other = _shingles(a), _shingles(b)
+    return len(one & other) / len(one | other)

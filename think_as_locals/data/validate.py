@@ -1,4 +1,4 @@
-"""`tal data validate` and `tal data build`: list the faults of every row, and set bad rows aside."""
+"""`tal data validate` and `tal data build`: list the faults of every row, and put bad rows into quarantine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rich.table import Table
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data.edits import edit_outcomes
 from think_as_locals.data.languages import other_language
-from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
+from think_as_locals.data.load import choose
+from think_as_locals.data.rows import Fault, Outcome, Severity, mark_repeats
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, response_language, row_outcomes
-from think_as_locals.data.splits import choose
 from think_as_locals.runtime.files import new_file
 from think_as_locals.runtime.processes import in_processes
 from think_as_locals.types import DataError, Item, shown
@@ -38,11 +38,11 @@ class Tally:
     """Counts of rows, items and faults."""
 
     rows: int = 0
-    imported: int = 0  # the others are set aside
+    imported: int = 0  # the others go into quarantine
     items: int = 0  # of the imported rows; a row of rated responses may have none or several
     written: int | None = None  # items of a build, after selection by the keys of `data`
-    faults: list[str] = field(default_factory=list)  # `file:row: severity: defect: what is wrong`
-    places: dict[Defect, list[str]] = field(default_factory=lambda: defaultdict(list))  # of the rows with each defect
+    faults: list[str] = field(default_factory=list)  # `file:row: severity: name: what is wrong`
+    places: dict[tuple[Severity, str], list[str]] = field(default_factory=lambda: defaultdict(list))  # of named faults
 
     def add(self, outcome: Outcome) -> None:
         """Count one more row."""
@@ -50,23 +50,23 @@ class Tally:
         self.imported += outcome.imported
         self.items += len(outcome.items)
         self.faults += _fault_lines(outcome)
-        for defect in {fault.defect for fault in outcome.faults}:
-            self.places[defect].append(f"{Path(outcome.row.file).name}:{outcome.row.number}")
+        for severity, name in {(fault.severity, fault.name) for fault in outcome.faults}:
+            self.places[severity, name].append(f"{Path(outcome.row.file).name}:{outcome.row.number}")
 
     @property
     def clean(self) -> bool:
         """Whether no row has an error or a warning."""
-        return all(defect.severity == "skipped" for defect in self.places)
+        return all(severity == "skipped" for severity, _ in self.places)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts and every fault as plain JSON."""
-        defects = {
-            str(defect): {"severity": defect.severity, "rows": len(places), "first_in": places[:_MAX_PLACES]}
-            for defect, places in self.places.items()
+        named = {
+            name: {"severity": severity, "rows": len(places), "first_in": places[:_MAX_PLACES]}
+            for (severity, name), places in self.places.items()
         }
         counts = {"rows": self.rows, "imported": self.imported, "items": self.items}
         checked = {"clean": self.clean, "languages_checked": _IDENTIFIES_LANGUAGES}
-        return {**counts, **checked, "defects": defects, "faults": self.faults}
+        return {**counts, **checked, "named": named, "faults": self.faults}
 
     def require_items(self, path: object) -> None:
         """Raise a DataError with the first faults if no row gives an item."""
@@ -75,9 +75,11 @@ class Tally:
             raise DataError(f"{path}: no row can be imported (tal data validate counts all faults):\n{first}")
 
     def __str__(self) -> str:
-        aside = self.rows - self.imported
+        rest = self.rows - self.imported
         chosen = "" if self.written in (None, self.items) else f"; {self.written:,} items written, as data.* asks"
-        return f"{self.rows:,} rows = {self.imported:,} imported ({self.items:,} items) + {aside:,} set aside{chosen}"
+        return (
+            f"{self.rows:,} rows = {self.imported:,} imported ({self.items:,} items) + {rest:,} in quarantine{chosen}"
+        )
 
 
 def validate_rows(data: DataSection, *, strict: bool, quarantine: Path | None, seed: int = 0) -> Tally:
@@ -92,8 +94,8 @@ def validate_edits(path: str, *, strict: bool, quarantine: Path | None) -> Tally
 
 def _examined(outcomes: Iterable[Outcome], *, strict: bool, quarantine: Path | None) -> Tally:
     tally = Tally()
-    with new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
-        for _ in _counted(outcomes, tally, aside):
+    with new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as file:
+        for _ in _counted(outcomes, tally, file):
             if strict and not tally.clean:
                 break
     return tally
@@ -103,9 +105,9 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
     """Write the selected items as our own JSONL, bad rows to a file beside it; with `strict`, raise for any fault."""
     tally = Tally()
     items: list[Item] = []
-    aside_path = out.with_suffix(".quarantine.jsonl")
-    with new_file(out) as file, new_file(aside_path, keep_empty=False) as aside:
-        for outcome in _counted(_item_outcomes(data, seed), tally, aside):
+    bad_rows = out.with_suffix(".quarantine.jsonl")
+    with new_file(out) as file, new_file(bad_rows, keep_empty=False) as quarantine:
+        for outcome in _counted(_item_outcomes(data, seed), tally, quarantine):
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))
             items += outcome.items
@@ -117,17 +119,15 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
 
 
 def show(tally: Tally) -> None:
-    """Print a line for each fault, then a table of defects with counts and first places."""
+    """Print a line for each fault, then a table of the faults by name with counts and first places."""
     for fault in tally.faults:
-        print(_printable(fault))
+        print(fault)
     if tally.places:
-        table = Table("defect", "severity", "rows", "first in", "meaning")
+        table = Table("fault", "severity", "rows", "first in")
         table.columns[2].justify = "right"
         table.columns[3].overflow = "fold"  # a truncated place is useless
-        for defect in sorted(tally.places, key=list(Defect).index):
-            places = tally.places[defect]
-            first = _printable("\n".join(places[:_MAX_PLACES]))
-            table.add_row(str(defect), defect.severity, f"{len(places):,}", first, defect.meaning)
+        for (severity, name), places in sorted(tally.places.items()):
+            table.add_row(name, severity, f"{len(places):,}", "\n".join(places[:_MAX_PLACES]))
         # File names are no markup, and `:train:` in a place on the Hub is no emoji.
         Console(markup=False, emoji=False).print(table)
     print(tally, flush=True)
@@ -136,15 +136,9 @@ def show(tally: Tally) -> None:
         print(f"tal: languages of texts were not checked: {remedy}", file=sys.stderr)
 
 
-def _printable(text: str) -> str:
-    """Escape what standard output cannot encode, such as file names that are not UTF-8."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, errors="backslashreplace").decode(encoding)
-
-
 def _fault_lines(outcome: Outcome) -> list[str]:
     row, faults = outcome.row, outcome.faults
-    return [f"{row.place}: {fault.defect.severity}: {fault.defect}: {fault.detail}" for fault in faults]
+    return [f"{row.place}: {fault.severity}: {fault.name}: {fault.detail}" for fault in faults]
 
 
 def _item_outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
@@ -152,18 +146,18 @@ def _item_outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
     return examine(mark_repeats(row_outcomes(data, seed)))
 
 
-def _counted(outcomes: Iterable[Outcome], tally: Tally, aside: TextIO | None) -> Iterator[Outcome]:
-    """Yield the outcomes, counted; write rows that cannot be imported to `aside`."""
+def _counted(outcomes: Iterable[Outcome], tally: Tally, quarantine: TextIO | None) -> Iterator[Outcome]:
+    """Yield the outcomes, counted; write rows that cannot be imported into quarantine."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         for outcome in progress.track(outcomes, description=""):
             tally.add(outcome)
-            if aside and not outcome.imported:
+            if quarantine and not outcome.imported:
                 row = outcome.row
-                reasons = [{"defect": str(fault.defect), "detail": fault.detail} for fault in outcome.faults]
+                reasons = [{"name": fault.name, "detail": fault.detail} for fault in outcome.faults]
                 line = {"file": row.file, "row": row.number, "faults": reasons, "text": row.text}
-                aside.write(json.dumps(line) + "\n")  # ASCII: the text may hold surrogate escapes
+                quarantine.write(json.dumps(line) + "\n")  # ASCII: the text may hold surrogate escapes
             yield outcome
 
 
@@ -202,7 +196,7 @@ def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
     for name, text in dict.fromkeys(pair for item in items for pair in _responses(item)):
         if any(mark in text for mark in _MARKS) and (found := _NEXT_TURN.search(text)):
             excerpt = text[max(0, found.start() - 20) : found.end()]
-            yield Fault(Defect.RUN_ON_TURN, f"the {name} continues after {excerpt!r}")
+            yield Fault("run_on_turn", f"the {name} continues after {excerpt!r}")
     seen = set()
     for item in items:
         for name, text in [("prompt", item.prompt), *_responses(item)]:
@@ -210,11 +204,11 @@ def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
                 continue
             seen.add(text)
             if not _VISIBLE.search(text):
-                yield Fault(Defect.INVISIBLE_TEXT, f"the {name} is {shown(text)}")
+                yield Fault("invisible_text", f"the {name} is {shown(text)}")
             expected = item.language if name == "prompt" else response_language(item)
             if _IDENTIFIES_LANGUAGES and (other := other_language(text, expected)) is not None:
                 language = "another script" if other == "und" else repr(other)
-                yield Fault(Defect.WRONG_LANGUAGE, f"the {name} is in {language}, it counts as {expected!r}")
+                yield Fault("wrong_language", f"the {name} is in {language}, it counts as {expected!r}")
 
 
 def _responses(item: Item) -> Iterator[tuple[str, str]]:

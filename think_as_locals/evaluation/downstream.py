@@ -12,16 +12,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
+from pydantic import Field, FiniteFloat, ValidationError
 from scipy import stats
 
-from think_as_locals.data.fields import Number, RowModel, Text
+from think_as_locals.data.fields import RowModel, Text
 from think_as_locals.data.load import Candidates
-from think_as_locals.data.rows import Defect, read_rows
+from think_as_locals.data.rows import faults_of, read_rows
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import macro_warning
@@ -155,11 +156,9 @@ class Result:
 
 
 class _ResultRow(RowModel):
-    FIELDS: ClassVar = ("name", "accuracy", "downstream")
-
     name: Text
-    accuracy: Number
-    downstream: Number
+    accuracy: Annotated[FiniteFloat, Field(ge=0, le=1)]
+    downstream: FiniteFloat
 
 
 def read_results(path: Path) -> list[Result]:
@@ -169,11 +168,11 @@ def read_results(path: Path) -> list[Result]:
         raise DataError(f"{path}: no such file; expected the folder of an evaluation, or rows of results")
     if not path.is_dir():
         for row in read_rows(str(path)):
-            fields = _ResultRow.read(row)
-            if fields.accuracy < 0 or fields.accuracy > 1:
-                fields.add(Defect.WRONG_TYPE, f"accuracy must be a share in [0, 1], got {fields.accuracy:g}")
-            if fields.faults:
-                raise DataError(f"{row.place}: {'; '.join(fault.detail for fault in fields.faults)}")
+            try:
+                fields = _ResultRow.model_validate(row.value)
+            except ValidationError as error:
+                faults = [row.fault] if row.fault else faults_of(error)
+                raise DataError(f"{row.place}: {'; '.join(fault.detail for fault in faults)}") from error
             results.append(Result(fields.name, fields.accuracy, fields.downstream))
         return results
     for file in sorted((folder := RunFolder(path)).results("selections")):

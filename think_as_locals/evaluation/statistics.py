@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, ndtr, stdtr, stdtrit
 
 _MAX_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
-FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (tests/benchmarks/intervals.py)
+FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (evaluation/README.md)
 RESAMPLES = 2000  # of what compares runs, each of which may have its own `eval.bootstrap_samples`
 BINS = 10
 _MIN_GROUPS = 5  # with fewer, a calibration error cannot be told from noise

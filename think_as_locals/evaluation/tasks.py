@@ -17,9 +17,8 @@ from pandas import DataFrame
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import SampleSection, TaskSection
-from think_as_locals.data.load import load_side
+from think_as_locals.data.load import choose, load_side
 from think_as_locals.data.sources.blend import short_answers
-from think_as_locals.data.splits import choose
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.judgements import with_cultures

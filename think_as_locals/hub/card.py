@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.evaluation.pages import templates
 from think_as_locals.evaluation.tables import escape_markdown
 from think_as_locals.hub.files import CARD, RESULTS, HubFile
@@ -32,6 +33,7 @@ def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
     environment.filters = {**environment.filters, "hub_data": hub_data}
     environment.globals = {
         **environment.globals,
+        "baseline_names": NAMES,
         "sources": SOURCES,
         "variant_names": VARIANT_NAMES,
         "prompt_digest": prompt_digest,
@@ -109,7 +111,7 @@ def eval_results(results: Sequence[CarbResult]) -> list[HubFile]:
             notes=(
                 f"Accuracy in per cent, n={summary['n']}, 95 % interval {low:.1f} to {high:.1f}; "
                 f"{summary['protocol']}; items: {summary['split']}; "
-                f"verdict-only {100 * summary['verdict_only']['accuracy']:.1f}, "
+                f"in format {100 * summary['in_format']['share']:.1f} %, "
                 f"parse failures {100 * summary['parse_failure']:.1f} %"
                 + (f"; {note}" if (note := carb.trained_on_note(summary)) else "")
             ),

@@ -14,7 +14,6 @@ from typing import Any, Self, overload
 import yaml
 
 from think_as_locals.config.compose import ASSETS
-from think_as_locals.data.rows import Row, valid_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
@@ -325,8 +324,7 @@ class Judge:
 def _read(row: Mapping[str, Any], number: int) -> Item:
     """Return the item of a caller's row."""
     value = {name: list(part) if isinstance(part, tuple) else part for name, part in row.items()}
-    (item,) = valid_items([jsonl.query_outcome(Row("items", number, value, ""))])
-    return item
+    return jsonl.query_item(value, number=number)
 
 
 def _connect(

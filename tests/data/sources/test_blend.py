@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import Tal
 from data.sections import data_section
-from data.tables import defects
+from data.tables import fault_names
 
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data import flip_sets
@@ -353,9 +353,7 @@ def test_file_of_an_unknown_region_is_skipped_with_a_warning(tmp_path: Path, tal
         items = read(tmp_path)
     assert items
     done = tal("data", "validate", str(tmp_path))
-    assert (
-        "Atlantis_data.json:1: skipped: ignored_file: got Atlantis_data.json, expected <Region>_data.json" in done.out
-    )
+    assert "Atlantis_data.json:1: skipped: unread_file: got Atlantis_data.json, expected <Region>_data.json" in done.out
     assert done.status == 0
 
 
@@ -375,22 +373,25 @@ def folder(tmp_path: Path) -> Path:
 def test_every_row_is_imported_or_has_a_fault(folder: Path) -> None:
     found: dict[str, list[list[str]]] = defaultdict(list)
     for outcome in sorted(blend.outcomes(section(folder), 0), key=lambda outcome: outcome.row.number):
-        found[Path(outcome.row.file).name.removesuffix("_data.json")].append(defects(outcome))
+        found[Path(outcome.row.file).name.removesuffix("_data.json")].append(fault_names(outcome))
     assert found == {
         **{region: [[], ["no_rivals"]] for region in ("UK", "China")},
         "Mexico": [["no_majority"], ["no_majority"]],
-        "Greece": [["names_culture"], ["wrong_type"]],
-        "Spain": [["empty_prompt"]],
+        "Greece": [["names_culture"], ["model_type"]],
+        "Spain": [["blank"]],
     }
 
 
-@pytest.mark.parametrize("changes", [{"annotations": [{"en_answers": "a", "count": 4}]}, {"en_question": "\ud83d"}])
-def test_unparsable_question_is_set_aside_without_affecting_others(folder: Path, changes: Any) -> None:
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [({"annotations": [{"en_answers": "a", "count": 4}]}, "list_type"), ({"en_question": "\ud83d"}, "string_unicode")],
+)
+def test_unparsable_question_is_no_item_and_the_others_are(folder: Path, changes: Any, fault: str) -> None:
     q1, q2 = a_row("Mexico", {"tortilla": 4}), a_row("Mexico", {"mate": 4}, **changes)
     file = change(folder, "Mexico", q1=q1, q2=q2)
     found = [outcome for outcome in blend.outcomes(section(folder), 0) if Path(outcome.row.file) == file]
     found.sort(key=lambda outcome: outcome.row.number)
-    assert [(bool(o.items), defects(o)) for o in found] == [(True, []), (False, ["wrong_type"])]
+    assert [(bool(o.items), fault_names(o)) for o in found] == [(True, []), (False, [fault])]
 
 
 def test_data_build_gives_the_same_items_as_training(folder: Path, tmp_path: Path, tal: Tal) -> None:
@@ -403,5 +404,5 @@ def test_data_build_gives_the_same_items_as_training(folder: Path, tmp_path: Pat
     trained = blend.read(section(folder, sets_per_group=30, languages=["en", "own"]), 0)
     assert built == sorted(trained, key=lambda item: item.id)
     assert {(item.culture, item.language) for item in built} == {("GB", "en"), ("CN", "en"), ("CN", "zh")}
-    assert "9 rows = 2 imported (6 items) + 7 set aside" in output
+    assert "9 rows = 2 imported (6 items) + 7 in quarantine" in output
     assert len((tmp_path / "items.quarantine.jsonl").read_text().splitlines()) == 7

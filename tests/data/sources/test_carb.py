@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from data.carb_rows import LANGUAGES, MEDIAN, P95, carb_rows
 from data.sections import data_section
-from data.tables import a_row, defects, write
+from data.tables import write
 
 from think_as_locals.data import read
-from think_as_locals.data.sources import carb
 from think_as_locals.data.validate import validate_rows
 from think_as_locals.judging import render
 from think_as_locals.types import DataError
@@ -32,12 +31,12 @@ CULTURE_OF_LANGUAGE = {
     "vi": "Vietnam",
 }
 PLANTED: dict[int, tuple[dict[str, Any], str]] = {
-    3: ({"chosen": []}, "error: wrong_count"),
+    3: ({"chosen": []}, "error: too_short"),
     50: ({"country": "Chinnese"}, "error: unknown_culture"),
     400: ({"language": "Tai"}, "error: unknown_language"),
-    700: ({"rejected": ["x", "x", "y"]}, "error: identical_responses"),
-    1000: ({"prompt": None}, "error: missing_field"),
-    1500: ({"additional_metadata": "{'culture': 'x'}"}, "warning: bad_metadata"),
+    700: ({"rejected": ["x", "x", "y"]}, "error: invalid_item"),
+    1000: ({"prompt": None}, "error: missing"),
+    1500: ({"num_rejected": 2}, "warning: count_mismatch"),
 }
 
 
@@ -86,50 +85,8 @@ def test_every_rendered_prompt_names_the_culture_of_the_item(tmp_path: Path, row
     assert len({item.culture for item in items}) == 7 + 3 + 3 + 3 + 2
 
 
-@pytest.mark.parametrize(
-    ("language", "country", "prompt", "named"),
-    [
-        ("Spanish", "Spain", "¿Qué se puede ver en un fin de semana en Granada?", []),
-        ("Spanish", "Mexico", "¿Cómo se celebra el día de la Virgen de Guadalupe?", []),
-        ("Spanish", "Argentina", "¿Por qué se recuerda a San Martín cada 17 de agosto?", []),
-        ("Spanish", "Spain", "¿Qué se come en México el Día de Muertos?", ["MX"]),
-        ("English", "United States", "What do people in New Mexico put on a burger?", []),
-        ("English", "British", "Is a Guinea pig a common pet in Northern Ireland?", []),
-        ("English", "American", "Why is Michael Jordan so popular, and who carves the Turkey?", []),
-        ("English", "American", "Do Americans or people in Japan tip more?", []),
-        ("English", "American", "How much do people in Japan tip?", ["JP"]),
-        ("English", "South Korean", "How is Chinese New Year celebrated?", []),
-        ("German", "German", "Warum feiern Kinder St. Martin, und was ist die Sächsische Schweiz?", []),
-        ("German", "Germany", "Was isst man in Österreich zum Frühstück?", ["AT"]),
-        ("Arabic", "Jordan", "متى تقام صلاة المغرب؟", []),
-        ("Arabic", "Jordan", "هل يختلف الكرم في الأردن عنه في العراق؟", []),
-        ("Arabic", "Saudi Arabian", "كيف يحتفل الناس بالعيد في مصر؟", ["EG"]),
-        ("Chinese", "Chinese", "春节这个节日本身有什么意义？上海地铁怎么坐？", []),
-        ("Chinese", "China", "泰国人怎么打招呼？", ["TH"]),
-        ("Japanese", "Japan", "チリも積もれば山となるとは？中国地方の名物は？", []),
-        ("Japanese", "Japanese", "ドイツではどう挨拶しますか", ["DE"]),
-        ("Korean", "South Korea", "부탄가스는 어디에 버리는 건지, 인도로 자전거를 타도 되나요?", []),
-        ("Korean", "South Korean", "독일에서는 어떻게 인사하나요?", ["DE"]),
-        ("Russian", "Russia", "Что едят на Кубани? Того, кто не пробовал, ждёт сюрприз.", []),
-        ("Russian", "Russian", "Как здороваются в Южной Корее?", ["KR"]),
-        ("Thai", "Thai", "ในเวลาว่างคนชอบกินขนมจีนใส่พริกไทยไหม", []),
-        ("Thai", "Thailand", "คนญี่ปุ่นทักทายอย่างไร", ["JP"]),
-        ("Vietnamese", "Vietnam", "Áo dài mặc khi nào? Đức Thánh Trần là ai?", []),
-        ("Vietnamese", "Vietnamese", "Người ta ăn sáng thế nào ở Hàn Quốc?", ["KR"]),
-    ],
-)
-def test_prompt_naming_another_country_gives_a_warning(
-    rows: list[dict[str, Any]], language: str, country: str, prompt: str, named: list[str]
-) -> None:
-    outcome = carb.outcome(a_row(rows[0] | {"language": language, "country": country, "prompt": prompt}))
-    assert len(outcome.items) == 1
-    assert defects(outcome) == ["country_mismatch"] * len(named)
-    for code, fault in zip(named, outcome.faults, strict=True):
-        assert f"the prompt names {code}, " in fault.detail
-
-
 def test_misspelt_country_error_suggests_the_nearest(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     path = write(tmp_path / "carb.jsonl", [rows[0] | {"country": "Saudi Arabiann"}])
-    with pytest.raises(DataError, match=r"carb\.jsonl:1: country 'Saudi Arabiann'.*did you mean 'Saudi Arabian'\?"):
+    with pytest.raises(DataError, match=r"carb\.jsonl:1: country: .*did you mean 'Saudi Arabian'\?"):
         list(read(data_section(source="carb", path=str(path))))
     assert json.loads(path.read_text())["country"] == "Saudi Arabiann"

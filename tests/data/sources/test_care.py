@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from data.tables import a_row, defects
+from data.tables import a_row, fault_names
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,21 +65,22 @@ def test_pairs_from_two_files_have_unique_ids() -> None:
     "rows", [[rated(1, "a", 3)], [rated(1, "a", 3), rated(2, "b", 3)], [rated(1, "a", 3), rated(2, "a", 5)]]
 )
 def test_response_without_a_counterpart_is_reported_as_unpaired(rows: list[Row]) -> None:
-    assert [defects(outcome) for outcome in read(*rows)[0]] == [["unpaired"]] * len(rows)
+    assert [fault_names(outcome) for outcome in read(*rows)[0]] == [["unpaired"]] * len(rows)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        *(({"human_rating": rating}, ["bad_rating"]) for rating in (0, 11)),
-        ({"response": "", "human_rating": "good"}, ["empty_response", "wrong_type"]),
-        ({"human_rating": None, "associated_culture": None}, ["missing_field", "missing_field"]),
+        ({"human_rating": 0}, ["greater_than_equal"]),
+        ({"human_rating": 11}, ["less_than_equal"]),
+        ({"response": "", "human_rating": "good"}, ["blank", "float_parsing"]),
+        ({"human_rating": None, "associated_culture": None}, ["missing", "missing"]),
         ({"question": "In English?"}, ["unknown_language"]),
     ],
 )
 def test_invalid_row_reports_every_fault(changes: dict[str, Any], expected: list[str]) -> None:
     (outcome,) = care.outcomes([a_row(rated(1, "a", 3).value | changes)], None)
-    assert defects(outcome) == expected
+    assert fault_names(outcome) == expected
 
 
 @given(ratings=st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 4)), max_size=7), limit=st.integers(1, 5))

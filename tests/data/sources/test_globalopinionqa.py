@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Tal
-from data.tables import KINDS, defects, write
+from data.tables import KINDS, fault_names, write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,7 +131,7 @@ def test_survey_country_names_map_to_codes() -> None:
 def test_invalid_sample_is_left_out_and_reported(sample: str, shares: Any, expected: str | None) -> None:
     outcome = read_row(row(selections={sample: shares, "Peru": [0.6, 0.3, 0.1]}))
     assert [item.culture for item in outcome.items] == ["PE"]
-    assert defects(outcome) == ["bad_shares" if expected else "left_out_sample"]
+    assert fault_names(outcome) == ["bad_shares" if expected else "left_out_sample"]
     assert outcome.faults[0].detail == f"left out: {sample!r}" + (f": {expected}" if expected else "")
 
 
@@ -147,12 +147,15 @@ def test_newer_of_two_national_samples_is_used_in_any_order(turn: int) -> None:
     ("changes", "expected"),
     [
         *(({"question": nothing}, ["no_question"]) for nothing in (None, math.nan, " ")),
-        ({"question": 7}, ["wrong_type"]),
-        *(({name: None}, ["missing_field"]) for name in ("source", "options", "selections")),
-        *(({"options": bad}, ["wrong_type"]) for bad in ("Yes or no", [], ["Good", " ", "DK"], ["Good", None, "DK"])),
-        ({"options": f"[0x{'f' * 6000}, 2]"}, ["wrong_type"]),  # too long to be written
-        ({"selections": "defaultdict(<class 'list'>, {'Chile': [0.5, 0.5"}, ["wrong_type"]),
-        *(({"selections": bad}, ["wrong_type"]) for bad in ("__import__('os').getcwd()", [0.5, 0.5])),
+        ({"question": 7}, ["string_type"]),
+        *(({name: None}, ["missing"]) for name in ("source", "options", "selections")),
+        ({"options": "Yes or no"}, ["tuple_type"]),
+        ({"options": []}, ["too_short"]),
+        ({"options": ["Good", " ", "DK"]}, ["blank"]),
+        ({"options": ["Good", None, "DK"]}, ["string_type"]),
+        ({"options": f"[0x{'f' * 6000}, 2]"}, ["tuple_type"]),  # too long to be written
+        ({"selections": "defaultdict(<class 'list'>, {'Chile': [0.5, 0.5"}, ["dict_type"]),
+        *(({"selections": bad}, ["dict_type"]) for bad in ("__import__('os').getcwd()", [0.5, 0.5])),
         ({"selections": {}}, ["no_country"]),
         ({"selections": {"Atlantis": [0.5, 0.2, 0.3]}}, ["left_out_sample", "no_country"]),
         *(({"selections": {"Chile": shares}}, ["tie"]) for shares in ([0.35, 0.35, 0.3], [0.39, 0.3, 0.31])),
@@ -160,7 +163,7 @@ def test_newer_of_two_national_samples_is_used_in_any_order(turn: int) -> None:
 )
 def test_row_without_pairs_reports_every_fault(changes: dict[str, Any], expected: list[str]) -> None:
     outcome = read_row(row(**changes))
-    assert defects(outcome) == expected
+    assert fault_names(outcome) == expected
     assert outcome.items == ()
 
 
@@ -176,9 +179,9 @@ def test_null_country_column_of_parquet_is_ignored(tmp_path: Path) -> None:
 def test_rows_without_a_question_are_skipped_and_errors_raised(tmp_path: Path) -> None:
     sound = [row(question=None), row()]
     assert [found.question for found in read_all(tmp_path, *sound)] == ["How is it going?"]
-    with pytest.raises(DataError, match=r"r\.jsonl:3: options must be a list of texts"):
+    with pytest.raises(DataError, match=r"r\.jsonl:3: options: "):
         read_all(tmp_path, *sound, row(question="Where?", options="none"))
-    with pytest.raises(DataError, match=r"r\.jsonl:3: missing question"):
+    with pytest.raises(DataError, match=r"r\.jsonl:3: question: Field required"):
         read_all(tmp_path, *sound, {"prompt": "a row of another data set"})
 
 
@@ -276,8 +279,8 @@ def test_repeated_country_is_left_out_of_the_later_row() -> None:
     assert [fault.detail for fault in second.faults] == ["left out: GB (as in rows.csv:1)"]
     assert second.imported
     # A row with nothing new is no error.
-    assert (defects(third), third.items) == (["asked_before", "no_country"], ())
-    assert not [fault for fault in third.faults if fault.defect.severity == "error"]
+    assert (fault_names(third), third.items) == (["asked_before", "no_country"], ())
+    assert not [fault for fault in third.faults if fault.severity == "error"]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +357,7 @@ def test_csv_file_is_recognised_validated_and_built(rows: Path, tmp_path: Path, 
     done = tal("data", "validate", str(rows))
     assert done.status == 0
     assert f"{rows}:4: skipped: no_question: " in done.out
-    assert done.out.splitlines()[-1] == "3 rows = 2 imported (4 items) + 1 set aside"
+    assert done.out.splitlines()[-1] == "3 rows = 2 imported (4 items) + 1 in quarantine"
     out = tmp_path / "items.jsonl"
     words = [f"data.path={rows}", "data.countries=[KR]", "data.min_share_gap=0.05", f"out={out}"]
     tal("data", "build", "data=globalopinionqa", *words)

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from items import make_item
 
-from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import jsonl
 from think_as_locals.types import DataError, Item
 
@@ -57,38 +56,36 @@ def test_items_survive_a_write_read_round_trip(written: list[Item]) -> None:
         assert all(json.dumps(item.prompt, ensure_ascii=False) in path.read_text("utf-8") for item in written)
 
 
-def test_unprintable_field_name_is_escaped_in_the_error() -> None:
-    (fault,) = jsonl.outcome(Row("r.jsonl", 1, ROW | {"\ud83d": 1}, "")).faults
-    assert fault.detail.startswith("unknown '\\ud83d'; fields: ")
-
-
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "place"),
     [
         ("{not json", "not JSON"),
-        ("null", "expected an object with the fields id, prompt, responses.*got NoneType"),
-        ({name: value for name, value in ROW.items() if name not in ("best", "group")}, "missing best, group"),
-        (ROW | {"label": 1}, "unknown label"),
-        ({"id": "x", "chosen": "y"}, "missing best.*unknown chosen"),
+        ("null", "expected an object"),
+        (
+            {name: value for name, value in ROW.items() if name not in ("best", "group")},
+            "best: Field required; group: ",
+        ),
+        (ROW | {"label": 1}, "label: "),
+        (ROW | {"\ud83d": 1}, r"\\ud83d"),
         (ROW | {"best": 3}, "best must be an index from 0 to 2"),
-        *((ROW | {"best": best}, "best must be an index") for best in ("1", True)),
-        (ROW | {"prompt": " "}, "prompt must be a non-blank string"),
-        (ROW | {"culture": False}, "culture must be a non-blank string or None"),
+        *((ROW | {"best": best}, "best: ") for best in ("1", True)),
+        (ROW | {"prompt": " "}, "prompt: "),
+        (ROW | {"culture": False}, "culture: "),
         (ROW | {"responses": ["one"]}, "expected 2 to 8 responses, got 1"),
         (ROW | {"responses": ["one", "two", "one"]}, "responses must be distinct"),
-        (ROW | {"responses": ["one", 2, "three"]}, r"responses\[1\]"),
-        *((ROW | {"responses": [bad, "two", "three"]}, r"responses\[0\]") for bad in (["one"], {"text": "one"})),
-        *((ROW | {"responses": bad}, "responses and origins must be lists") for bad in ("AB", {"A": "a", "B": "b"})),
-        (ROW | {"origins": "TH"}, "responses and origins must be lists"),
+        (ROW | {"responses": ["one", 2, "three"]}, r"responses\.1: "),
+        *((ROW | {"responses": [bad, "two", "three"]}, r"responses\.0: ") for bad in (["one"], {"text": "one"})),
+        *((ROW | {"responses": bad}, "responses: ") for bad in ("AB", {"A": "a", "B": "b"})),
+        (ROW | {"origins": "TH"}, "origins: "),
         (ROW | {"origins": ["TH"]}, "origins must be empty or name a culture per response"),
-        *((ROW | {"origins": bad}, "origins") for bad in (["TH", None, "JP"], [1, 2, 3])),
-        (ROW | {"prompt": "half an emoji \ud83d"}, "prompt"),
+        *((ROW | {"origins": bad}, r"origins\.") for bad in (["TH", None, "JP"], [1, 2, 3])),
+        (ROW | {"prompt": "half an emoji \ud83d"}, "prompt: "),
         (ROW | {"id": "ok"}, "id 'ok' is already in line 1"),
     ],
 )
-def test_invalid_row_error_names_file_line_and_fault(tmp_path: Path, row: Any, message: str) -> None:
+def test_invalid_row_error_names_file_line_and_fault(tmp_path: Path, row: Any, place: str) -> None:
     path = write_lines(tmp_path, ROW | {"id": "ok"}, "", row)
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=place) as caught:
         list(jsonl.read(path))
     assert f"{path}:3: " in str(caught.value)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Tal
-from data.tables import KINDS, defects, write
+from data.tables import KINDS, fault_names, write
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +20,6 @@ from think_as_locals.data import load
 from think_as_locals.data import read as read_source
 from think_as_locals.data.rows import Outcome
 from think_as_locals.data.sources import jsonl, prism, recognise
-from think_as_locals.data.sources.prism import PersonRow, UtteranceRow
 from think_as_locals.types import DataError, DataWarning, Item
 
 
@@ -71,7 +70,7 @@ def read(path: Path, countries: str = "null") -> list[Item]:
 
 
 def faults(outcomes: list[Outcome]) -> dict[str, list[str]]:
-    return {f"{Path(each.row.file).stem}:{each.row.number}": defects(each) for each in outcomes if each.faults}
+    return {f"{Path(each.row.file).stem}:{each.row.number}": fault_names(each) for each in outcomes if each.faults}
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -124,11 +123,12 @@ def test_utterances_without_a_comparable_partner_are_unpaired(tmp_path: Path, ch
     ("changes", "expected"),
     [
         *(({"model_response": text}, ["no_response"]) for text in (" \n", "EMPTY STRING")),
-        ({"model_response": 7, "score": "good"}, ["wrong_type", "wrong_type"]),
-        *(({"score": score}, ["bad_rating"]) for score in (0, 100.5)),
-        ({"user_prompt": "", "score": None}, ["empty_prompt", "missing_field"]),
+        ({"model_response": 7, "score": "good"}, ["string_type", "float_parsing"]),
+        ({"score": 0}, ["greater_than_equal"]),
+        ({"score": 100.5}, ["less_than_equal"]),
+        ({"user_prompt": "", "score": None}, ["blank", "missing"]),
         ({"utterance_id": "ut1"}, ["repeated_id"]),
-        ({"utterance_id": None, "interaction_id": " "}, ["empty_field", "missing_field"]),
+        ({"utterance_id": None, "interaction_id": " "}, ["blank", "missing"]),
         ({"user_id": "nobody"}, ["unknown_user"]),
         ({"user_id": "unsaid"}, ["no_country"]),
         ({"user_id": "twice"}, []),
@@ -144,7 +144,7 @@ def test_invalid_utterances_are_reported(tmp_path: Path, changes: dict[str, Any]
     assert {place: found[place] for place in found if place.startswith("survey")} == {
         "survey:4": ["no_country"],
         "survey:6": ["repeated_id"],
-        "survey:7": ["missing_field"],
+        "survey:7": ["missing"],
     }
     # A person that scored one response has nothing to compare it with.
     assert found.get("utterances:10") == (expected or ["unpaired"])
@@ -155,12 +155,12 @@ def test_invalid_utterances_are_reported(tmp_path: Path, changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (person("user9", "Atlantis", ""), ["empty_field"]),
+        (person("user9", "Atlantis", ""), ["blank"]),
         (person("user9", "Atlantis", "ATL"), ["no_country"]),
-        (person("user9", " ", "CHL"), ["empty_field"]),
-        (person(None), ["missing_field"]),
-        ({"user_id": "user9"}, ["missing_field"]),
-        (7, ["not_an_object"]),
+        (person("user9", " ", "CHL"), ["blank"]),
+        (person(None), ["missing"]),
+        ({"user_id": "user9"}, ["missing"]),
+        (7, ["model_type"]),
     ],
 )
 def test_invalid_survey_row_is_reported_and_the_others_are_read(tmp_path: Path, row: Any, expected: list[str]) -> None:
@@ -173,7 +173,7 @@ def test_read_raises_on_errors_but_not_on_skipped_rows(tmp_path: Path) -> None:
     survey = [*SURVEY, person("unsaid", "Prefer not to say", "Prefer not to say")]
     rows = [*UTTERANCES, utterance(8, 3, user="unsaid"), utterance(9, 4, model_response="EMPTY STRING")]
     assert len(read(folder(tmp_path, survey, rows))) == len(PAIRS)
-    with pytest.raises(DataError, match=r"utterances\.jsonl:11: score must be a number, got 'good'"):
+    with pytest.raises(DataError, match=r"utterances\.jsonl:11: score: "):
         read(folder(tmp_path, survey, [*rows, utterance(10, "good")]))
 
 
@@ -201,7 +201,7 @@ values = st.recursive(
 def test_every_row_is_paired_or_reports_faults(data: st.DataObject) -> None:
     survey, utterances = (
         data.draw(st.lists(st.dictionaries(st.sampled_from(names), values) | values, min_size=1, max_size=4))
-        for names in ([*PersonRow.FIELDS, "location"], [*UtteranceRow.FIELDS, "conversation_type"])
+        for names in (["user_id", "location.reside_country", "location"], list(utterance(0, 0)))
     )
     with TemporaryDirectory() as name:
         outcomes = outcomes_of(Path(name), [*SURVEY, *survey], [*UTTERANCES, *utterances])
@@ -245,13 +245,13 @@ def test_folder_is_recognised_validated_and_built(tmp_path: Path, tal: Tal) -> N
     assert recognise(str(path)) == "prism"
     done = tal("data", "validate", str(path))
     assert done.status == 1
-    assert f"{path / 'utterances.jsonl'}:9: error: bad_rating: score must be from 1 to 100, got 0" in done.out
-    assert done.out.splitlines()[-1] == "12 rows = 11 imported (7 items) + 1 set aside"
+    assert f"{path / 'utterances.jsonl'}:9: error: greater_than_equal: score: " in done.out
+    assert done.out.splitlines()[-1] == "12 rows = 11 imported (7 items) + 1 in quarantine"
     out = tmp_path / "items.jsonl"
     tal("data", "build", "data=prism", f"data.path={path}", "data.countries=[KR]", f"out={out}")
     assert [item.id for item in jsonl.read(out)] == ["prism/int2/ut7-ut6"]
-    (aside,) = (tmp_path / "items.quarantine.jsonl").read_text().splitlines()
-    assert json.loads(json.loads(aside)["text"]) == utterance(8, 0)
+    (bad,) = (tmp_path / "items.quarantine.jsonl").read_text().splitlines()
+    assert json.loads(json.loads(bad)["text"]) == utterance(8, 0)
 
 
 def test_no_person_is_in_both_splits(tmp_path: Path) -> None:

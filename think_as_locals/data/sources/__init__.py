@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
-from think_as_locals.data.fields import RowModel
-from think_as_locals.data.languages import culture_fault, language_fault
-from think_as_locals.data.rows import Defect, Outcome, Row, local_path, name_ignored_columns, path_of, read_rows
-from think_as_locals.data.sources import (
-    blend,
-    carb,
-    care,
-    crisp_rm,
-    globalopinionqa,
-    helpsteer3,
-    include,
-    jsonl,
-    pairs,
-    prism,
-    rewardbench2,
-)
+from think_as_locals.data.languages import culture_fault, language_tag
+from think_as_locals.data.rows import Fault, Outcome, Row, name_unread_columns, path_of, read_rows
+from think_as_locals.data.sources import blend, carb, care, globalopinionqa, jsonl, prism, rewardbench2
+from think_as_locals.data.sources.columns import Columns
 from think_as_locals.types import DataError, DataWarning, Item, cut
 
 _SAMPLE = 100  # rows read to recognise a source
-_PROMPT = ("question", "instruction", "query", "input")
-_OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
-    "pairs": {
-        "prompt": _PROMPT,
-        "chosen": ("preferred", "better", "winner", "response_chosen", "chosen_response", "preferred_answer"),
-        "rejected": ("dispreferred", "worse", "loser", "response_rejected", "rejected_response", "other_answer"),
-    },
-    "preferences": {
-        "prompt": _PROMPT,
-        "response_a": ("answer_a", "completion_a", "output_a", "response_1", "response1", "answer_1", "answer1"),
-        "response_b": ("answer_b", "completion_b", "output_b", "response_2", "response2", "answer_2", "answer2"),
-        "preference": ("winner", "preferred", "label", "choice", "better"),
-    },
-}
-"""Other common names of the columns of two responses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +31,39 @@ class Source:
     fields: tuple[str, ...] = ()  # by which its rows are recognised
     files: tuple[str, ...] = ()  # by which a folder of it is recognised, if it has a layout of its own
     applies: frozenset[str] = frozenset()  # selection keys that it applies itself
+    in_columns: bool = False  # its rows are recognised by the columns in `conf/data`
     defaults: tuple[str, ...] = ()  # keys of the `data` section that fill in missing fields of its rows
     response_language: str | None = None  # of all responses, if that is not the one of the prompt
     axes: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # its cultures (by language) and domains, if declared
     stands_in: bool = False  # for CARB, so that pages say so
 
 
-def row_by_row(outcome: Callable[[Row], Outcome], model: type[RowModel], about: str, **facts: Any) -> Source:
+def row_by_row(
+    items: Callable[[Row], Iterable[Item | Fault]], about: str, fields: tuple[str, ...], **facts: Any
+) -> Source:
     """Return the source of a data set whose rows are independent of one another."""
 
     def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
-        defaults = {name: value for name in model.DEFAULTS if (value := getattr(data, name)) is not None}
-        rows = read_rows(path_of(data))
-        found = map(outcome, (row._replace(defaults=defaults) for row in rows) if defaults else rows)
-        return found if model.IGNORED_COLUMNS is None else name_ignored_columns(found, model.columns())
+        return (Outcome.of(row, items) for row in read_rows(path_of(data)))
 
-    return Source(about=about, outcomes=outcomes, fields=model.FIELDS, defaults=model.DEFAULTS, **facts)
+    return Source(about=about, outcomes=outcomes, fields=fields, **facts)
+
+
+def by_columns(about: str, prepare: Callable[[Row], Row] = lambda row: row) -> Source:
+    """Return a source whose file in `conf/data` names its columns; `prepare` changes what they cannot say."""
+
+    def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
+        columns = Columns.of(data)
+        found = (Outcome.of(prepare(row), columns.items) for row in read_rows(path_of(data)))
+        return name_unread_columns(found, columns.all) if data.source == "rows" else found
+
+    return Source(about=about, outcomes=outcomes, defaults=("culture", "language", "domain"), in_columns=True)
+
+
+def _in_english(row: Row) -> Row:
+    """Read HelpSteer3's code as English: the language of its rows is a programming language."""
+    is_code = isinstance(row.value, Mapping) and row.value.get("domain") == "code"
+    return row._replace(value={**row.value, "language": "en"}) if is_code else row
 
 
 SOURCES: dict[str, Source] = {
@@ -97,19 +88,23 @@ SOURCES: dict[str, Source] = {
         response_language="en",
         stands_in=True,
     ),
-    "jsonl": Source(
-        about="the authors' own items",
-        outcomes=lambda data, seed: map(jsonl.outcome, read_rows(path_of(data))),
-        fields=jsonl.REQUIRED,
+    "jsonl": row_by_row(jsonl.items, "the authors' own items", jsonl.FIELDS),
+    "rows": by_columns("pairs of chosen and rejected responses"),
+    "carb": row_by_row(carb.items, "rows in the schema of CARB, arXiv 2509.21798", carb.FIELDS, axes=carb.AXES),
+    "rewardbench2": Source(
+        about="RewardBench 2, arXiv 2506.01937",
+        outcomes=lambda data, seed: (
+            Outcome.of(row, partial(rewardbench2.items, culture=data.culture)) for row in read_rows(path_of(data))
+        ),
+        fields=rewardbench2.FIELDS,
+        defaults=("culture",),
     ),
-    "carb": row_by_row(carb.outcome, carb.CarbRow, "rows in the schema of CARB, arXiv 2509.21798", axes=carb.AXES),
-    "rewardbench2": row_by_row(rewardbench2.outcome, rewardbench2.RewardBench2Row, "RewardBench 2, arXiv 2506.01937"),
-    "helpsteer3": row_by_row(helpsteer3.outcome, helpsteer3.HelpSteerRow, "HelpSteer3-Preference (licence: CC-BY-4.0)"),
-    "carb_open": row_by_row(carb.open_outcome, carb.OpenRow, "open rows for CARB's domains", stands_in=True),
+    "helpsteer3": by_columns("HelpSteer3-Preference (licence: CC-BY-4.0)", _in_english),
+    "carb_open": row_by_row(carb.open_items, "open rows for CARB's domains", carb.OPEN_FIELDS, stands_in=True),
     "care": Source(
         about="CARE",
         outcomes=lambda data, seed: care.outcomes(read_rows(path_of(data)), data.sets_per_group),
-        fields=care.CareRow.FIELDS,
+        fields=care.FIELDS,
     ),
     "prism": Source(
         about="PRISM, arXiv 2404.16019 (licence: prompts CC-BY-4.0, responses CC-BY-NC-4.0)",
@@ -119,15 +114,11 @@ SOURCES: dict[str, Source] = {
     "globalopinionqa": Source(
         about="GlobalOpinionQA, arXiv 2306.16388 (licence: CC-BY-NC-SA-4.0)",
         outcomes=lambda data, seed: globalopinionqa.outcomes(read_rows(path_of(data)), data.min_share_gap),
-        fields=globalopinionqa.OpinionRow.FIELDS,
+        fields=globalopinionqa.FIELDS,
     ),
-    "pairs": row_by_row(pairs.outcome, pairs.PairRow, "pairs of chosen and rejected responses"),
-    "preferences": row_by_row(
-        pairs.preference_outcome, pairs.PreferenceRow, "pairs of responses, one of them preferred"
-    ),
-    "m_rewardbench": row_by_row(pairs.m_rewardbench_outcome, pairs.MRewardBenchRow, "M-RewardBench, arXiv 2410.15522"),
-    "crisp_rm": row_by_row(crisp_rm.outcome, crisp_rm.CrispRow, "CRISP-RM, arXiv 2609.34345"),
-    "include": row_by_row(include.outcome, include.IncludeRow, "INCLUDE, arXiv 2411.19799 (licence: Apache-2.0)"),
+    "m_rewardbench": by_columns("M-RewardBench, arXiv 2410.15522"),
+    "crisp_rm": by_columns("CRISP-RM, arXiv 2609.34345"),
+    "include": by_columns("INCLUDE, arXiv 2411.19799 (licence: Apache-2.0)"),
 }
 
 
@@ -145,8 +136,8 @@ def check_settings(data: DataSection) -> None:
             raise DataError(
                 f"data.{name}: not used by data={data.source}; it is what rows are given that lack it: {users}"
             )
-    if data.language is not None and (fault := language_fault(data.language)):
-        raise DataError(f"data.language: got {data.language!r}, {fault}")
+    if data.language is not None and language_tag(data.language) is None:
+        raise DataError(f"data.language: got {data.language!r}, expected an English name or a BCP-47 tag")
     for name, cultures in (("culture", [data.culture]), ("countries", data.countries or [])):
         for culture in filter(None, cultures):
             if fault := culture_fault(culture):
@@ -162,49 +153,34 @@ def row_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
 
 
 def recognise(path: str) -> str:
-    """Return the source of rows, recognised by their fields: the one with the most, then the first of them."""
-    folder = local_path(path)
-    if folder.exists() and not folder.is_file() and not folder.is_dir():
-        raise DataError(f"{path}: a pipe is read only once: say --source")
+    """Return the source of rows, recognised by their columns: the one that reads the most, then the first of them."""
+    folder = Path(path).expanduser()
+    if folder.is_fifo():
+        raise DataError(f"{path}: a pipe is read only once: say data=SOURCE")
     for name, source in SOURCES.items():
         if source.files and all(any(folder.glob(pattern)) for pattern in source.files):
             return name
     with warnings.catch_warnings(action="ignore", category=DataWarning):  # given again when the rows are loaded
-        rows = list(map(pairs.last_turns, islice(read_rows(path), _SAMPLE)))
-    given = [row.value.keys() for row in rows if isinstance(row.value, Mapping)]
-    if not given:
-        if (fault := rows[0].fault) and fault.defect is Defect.NOT_AN_OBJECT:  # of a CSV, which has named columns
-            raise DataError(f"{rows[0].place}: {fault.detail}")
-        unnamed = (
-            "; a file named without .csv or the like is read as lines of JSON: rename it" if not folder.suffix else ""
-        )
-        raise DataError(f"{path}: its first rows have no named columns, expected JSON objects{unnamed}")
-    known = {name: source.fields for name, source in SOURCES.items() if source.fields}
-    scores = Counter({name: len(fields) * sum(set(fields) <= row for row in given) for name, fields in known.items()})
-    ((best, score),) = scores.most_common(1)
-    if not score:
-        raise DataError(f"{path}: {_renaming([*given[0]], known)}")
-    return best
-
-
-def _renaming(names: list[str], known: Mapping[str, tuple[str, ...]]) -> str:
-    """Return which columns to rename or add, for the format of two responses that is the closest."""
-    given = {"_".join(name.lower().replace("-", " ").split()): name for name in names}
-    found = {
-        source: {
-            wanted: given[name]
-            for wanted, others in columns.items()
-            for name in (*others[::-1], wanted)
-            if name in given
-        }
-        for source, columns in _OTHER_NAMES.items()
+        rows = list(islice(read_rows(path), _SAMPLE))
+    given = [set(row.value) for row in rows if isinstance(row.value, Mapping)]
+    columns = next((list(row.value) for row in rows if isinstance(row.value, Mapping)), None)
+    if columns is None:
+        got = rows[0].fault.detail if rows[0].fault else f"got {type(rows[0].value).__name__}"
+        unnamed = "" if folder.suffix else "; a file named without .csv or the like is read as lines of JSON"
+        raise DataError(f"{rows[0].place}: expected rows with named columns: {got}{unnamed}")
+    scores = {
+        name: len(source.fields) * sum(row.issuperset(source.fields) for row in given)
+        for name, source in SOURCES.items()
     }
-    source = max(found, key=lambda name: len(found[name]))
-    changes = [f"rename {got!r} to {wanted!r}" for wanted, got in found[source].items() if wanted != got]
-    if lacking := [wanted for wanted in _OTHER_NAMES[source] if wanted not in found[source]]:
-        changes.append(f"add {', '.join(map(repr, lacking))}")
-    return (
-        f"no known data set has the columns {cut(', '.join(names))}.\n"
-        f"For {source} ({', '.join(_OTHER_NAMES[source])}): {'; '.join(changes)}.\n"
-        f"What another format lacks: tal data validate FILE --source NAME ({', '.join(known)})"
-    )
+    if not any(scores.values()):  # data sets of a schema of their own come first
+        in_columns = [name for name, source in SOURCES.items() if source.in_columns]
+        scores = {name: sum(map(Columns.of_conf(name).match, given)) for name in in_columns}
+    best = max(scores, key=lambda name: scores[name])
+    if not scores[best]:
+        raise DataError(
+            f"{path}: no known data set has the columns {cut(', '.join(columns))}.\n"
+            "Say which are what: data=rows 'data.columns={prompt: NAME, chosen: NAME, rejected: NAME}', or "
+            "'data.columns={prompt: NAME, responses: [NAME, NAME], best: NAME}' and what the labels in `best` mean: "
+            "'data.labels={1: a, 2: b, 0: tie}'"
+        )
+    return best

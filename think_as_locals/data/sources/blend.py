@@ -24,10 +24,10 @@ from typing import Annotated
 from pydantic import BaseModel, StringConstraints, ValidationError
 
 from think_as_locals.config.schema import DataSection
-from think_as_locals.data.rows import Defect, Fault, Outcome, Row, path_of, size_of, valid_items
+from think_as_locals.data.rows import Fault, Outcome, Row, faults_of, path_of, size_of, valid_items
 from think_as_locals.data.splits import flip_set_combinations
 from think_as_locals.runtime.files import read_json
-from think_as_locals.types import DataError, DataWarning, Item, shown
+from think_as_locals.types import DataError, DataWarning, Item
 
 MIN_VOTES = 3
 
@@ -134,10 +134,10 @@ def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
             if own := tuple(item for item in items if item.culture == region.culture):
                 yield Outcome(region.row, own)
                 continue
-            defect, detail = Defect.EMPTY_PROMPT, "blank in every language asked"
+            name, detail = "blank", "blank in every language asked"
             if region.prompts:
-                defect, detail = Defect.NO_RIVALS, f"fewer than {size_of(data) - 1} wrong answers"
-            yield Outcome(region.row, faults=(region.fault or Fault(defect, f"question {question!r}: {detail}"),))
+                name, detail = "no_rivals", f"fewer than {size_of(data) - 1} wrong answers"
+            yield Outcome(region.row, faults=(region.fault or Fault(name, f"question {question!r}: {detail}"),))
 
 
 def short_answers(data: DataSection) -> Iterator[tuple[Item, list[tuple[list[str], int]]]]:
@@ -201,11 +201,8 @@ def _questions(data: DataSection) -> tuple[dict[str, list[RegionQuestion]], list
             try:
                 fields = QuestionRow.model_validate(value)
             except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                got = f"{'.'.join(map(str, first['loc'])) or 'the row'}: {first['msg']}, got {shown(first['input'])}"
-                expected = "expected question, en_question and annotations with en_answers and count"
-                fault = Fault(Defect.WRONG_TYPE, f"question {question!r}: {expected} ({got})")
-                invalid.append(Outcome(row, faults=(fault,)))
+                faults = (Fault(each.name, f"question {question!r}: {each.detail}") for each in faults_of(error))
+                invalid.append(Outcome(row, faults=tuple(faults)))
                 continue
             if question not in topics:
                 missing = f"no row with the ID {question!r}, which the annotations ask; expected its Topic"
@@ -215,7 +212,7 @@ def _questions(data: DataSection) -> tuple[dict[str, list[RegionQuestion]], list
         expected = f"no <Region>_data.json of {', '.join(REGIONS)}; data.path is a folder of BLEnD's data"
         raise DataError(f"{path / 'annotations'}: {expected}")
     for file in sorted({*(path / "annotations").glob("[!.]*")}.difference(annotations.values())):
-        fault = Fault(Defect.IGNORED_FILE, f"got {file.name}, expected <Region>_data.json of {', '.join(REGIONS)}")
+        fault = Fault("unread_file", f"got {file.name}, expected <Region>_data.json of {', '.join(REGIONS)}")
         invalid.append(Outcome(Row(str(file), 1, None, ""), faults=(fault,)))
     synonyms = Synonyms([vote.spellings for vote in fields.annotations] for _, _, _, fields in valid)
     by_question: dict[str, list[RegionQuestion]] = defaultdict(list)
@@ -250,9 +247,9 @@ def _region_question(
     fault = None
     if len(top) != 1 or most < MIN_VOTES:
         got = f"{most} votes for {' and for '.join(map(repr, top[:3]))}" if votes else "no answers"
-        fault = Fault(Defect.NO_MAJORITY, f"question {question!r}: {got}")
+        fault = Fault("no_majority", f"question {question!r}: {got}")
     elif _NAMES.search(top[0]):
-        fault = Fault(Defect.NAMES_CULTURE, f"question {question!r}: {top[0]!r}")
+        fault = Fault("names_culture", f"question {question!r}: {top[0]!r}")
     is_frequent = len(top) == 1 and most >= MIN_VOTES - 1
     is_frequent = is_frequent and not (_NAMES.search(top[0]) or _EVERYWHERE.fullmatch(top[0]))
     marks = [(vote.count, synonyms.marks(text)) for vote in votes for text in vote.spellings]

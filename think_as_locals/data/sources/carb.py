@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from functools import partial
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from think_as_locals.data.fields import (
     Country,
     Identifier,
     Language,
-    Prompt,
-    Response,
-    Responses,
     RowModel,
     Text,
+    Texts,
+    best_first,
     check_country,
-    check_text,
-    field,
+    count_faults,
 )
-from think_as_locals.data.languages import other_countries
-from think_as_locals.data.rows import Defect, Fault, Outcome, Row
-from think_as_locals.types import shown
+from think_as_locals.data.rows import Fault, Row
+from think_as_locals.types import Item, shown
 
 _SUBSETS = {
     "cultural_commonsense": "commonsense",
@@ -44,20 +39,15 @@ AXES = (
 )
 _OPEN_DOMAINS = {"commonsense": "commonsense", "value": "value", "safety": "safety", "linguistics": "linguistic"}
 _OPEN_CULTURES = {"English": None, "Spanish-speaking": None, "Arab (Qatar)": "QA"}  # XSafety's
-_BOTH = ("chosen", "rejected")
-_COUNTS = {"num_correct": _BOTH[:1], "num_rejected": _BOTH[1:], "total_completions": _BOTH}
 
 
-def _check_domain(name: str, value: Any, faults: list[Fault], domains: Mapping[str, str]) -> str:
-    given = check_text(name, value, faults)
-    if given and given not in domains:
-        faults.append(Fault(Defect.UNKNOWN_DOMAIN, f"{name} {shown(given)}; known: {', '.join(domains)}"))
-    return domains.get(given, given)
+FIELDS = ("language", "country", "prompt", "chosen", "rejected", "subset")
+OPEN_FIELDS = ("id", "culture", "language", "domain", "source", "group", "prompt", "chosen", "rejected")
+"""The columns by which their rows are recognised."""
 
 
-def _check_open_culture(name: str, value: Any, faults: list[Fault]) -> str | None:
-    known = isinstance(value, str) and value in _OPEN_CULTURES
-    return _OPEN_CULTURES[value] if known else check_country(name, value, faults)
+def _open_culture(name: str) -> str | None:
+    return _OPEN_CULTURES[name] if name in _OPEN_CULTURES else check_country(name)
 
 
 class CarbRow(RowModel):
@@ -67,55 +57,60 @@ class CarbRow(RowModel):
     and toxicity, the culture is that of the language: a country, or e.g. "Arabic-speaking countries".
     """
 
-    FIELDS: ClassVar = ("language", "country", "prompt", "chosen", "rejected", "subset")
     id: Identifier
-    domain: Annotated[str, field(partial(_check_domain, domains=_SUBSETS), "")] = Field(validation_alias="subset")
-    prompt: Prompt
+    subset: Text
+    prompt: Text
     language: Language
-    culture: Country = Field(None, validation_alias="country")
-    chosen: Responses
-    rejected: Responses
-    additional_metadata: Any = None
+    country: Country | None = None
+    chosen: Annotated[Texts, Field(min_length=1, max_length=1)]
+    rejected: Texts
 
 
 class OpenRow(RowModel):
     """Open rows for CARB's domains, from JMMLU, EXAMS, FORK, XSafety, SQuARe and Wikiquote: two to four responses."""
 
-    FIELDS: ClassVar = ("id", "culture", "language", "domain", "source", "group", "prompt", "chosen", "rejected")
     id: Identifier
     group: Text
-    prompt: Prompt
-    chosen: Response
-    domain: Annotated[str, field(partial(_check_domain, domains=_OPEN_DOMAINS), "")]
+    prompt: Text
+    chosen: Text
+    domain: Text
     source: Text
-    rejected: Responses
-    culture: Annotated[str | None, field(_check_open_culture, None)]
+    rejected: Texts
+    culture: Annotated[str, AfterValidator(_open_culture)]
     language: Language
 
 
-def outcome(row: Row) -> Outcome:
-    """Return one item; a prompt about another country is only a warning, so that results stay comparable."""
-    fields = CarbRow.read(row)
-    if fields.count_texts("chosen") not in (None, 1):
-        fields.add(Defect.WRONG_COUNT, f"expected 1 chosen response, got {len(fields.chosen)}")
-    fields.check_counts(**_COUNTS)
-    if isinstance(fields.additional_metadata, str):
-        try:
-            json.loads(fields.additional_metadata)
-        except (ValueError, RecursionError) as error:
-            fields.add(Defect.BAD_METADATA, f"additional_metadata: {error}")
-    if fields.culture and (named := other_countries(fields.prompt, fields.language, fields.culture)):
-        message = f"the prompt names {', '.join(sorted(named))}, the row's country is {fields.culture}"
-        fields.add(Defect.COUNTRY_MISMATCH, message)
-    key = f"carb/{fields.domain}/{fields.language}/{fields.id}"
-    best = fields.chosen[0] if fields.chosen else ""
-    culture = fields.culture or _CULTURES.get(fields.language)
-    return fields.outcome(*fields.best_first(best, fields.rejected, id=key, culture=culture, source="carb"))
+def items(row: Row) -> Iterator[Item | Fault]:
+    """Yield one item."""
+    fields = CarbRow.model_validate(row.value)
+    wrong = len(fields.rejected)
+    yield from count_faults(row.value, num_correct=1, num_rejected=wrong, total_completions=1 + wrong)
+    yield from _domain_faults(fields.subset, _SUBSETS)
+    domain = _SUBSETS.get(fields.subset, fields.subset)
+    yield best_first(
+        *(fields.chosen[0], fields.rejected),
+        id=f"carb/{domain}/{fields.language}/{fields.id}",
+        prompt=fields.prompt,
+        culture=fields.country or _CULTURES.get(fields.language),
+        language=fields.language,
+        domain=domain,
+        source="carb",
+    )
 
 
-def open_outcome(row: Row) -> Outcome:
-    """Return one item."""
-    fields = OpenRow.read(row)
-    fields.check_counts(n=_BOTH)
-    source = f"carb_open/{fields.source}"
-    return fields.outcome(*fields.best_first(fields.chosen, fields.rejected, id=fields.id, source=source))
+def open_items(row: Row) -> Iterator[Item | Fault]:
+    """Yield one item."""
+    fields = OpenRow.model_validate(row.value)
+    yield from count_faults(row.value, n=1 + len(fields.rejected))
+    yield from _domain_faults(fields.domain, _OPEN_DOMAINS)
+    yield best_first(
+        *(fields.chosen, fields.rejected),
+        **fields.model_dump(include={"id", "group", "prompt", "culture", "language"}),
+        domain=_OPEN_DOMAINS.get(fields.domain, fields.domain),
+        source=f"carb_open/{fields.source}",
+    )
+
+
+def _domain_faults(domain: str, known: Mapping[str, str]) -> Iterator[Fault]:
+    if domain not in known:
+        yield Fault("unknown_domain", f"domain {shown(domain)}; known: {', '.join(known)}")

@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import combinations
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AliasChoices, Field, PlainValidator
+from pydantic import AliasChoices, Field, FiniteFloat
 
-from think_as_locals.data.fields import Prompt, Response, RowModel, Text, check_rating, field
+from think_as_locals.data.fields import RowModel, Text, best_first
 from think_as_locals.data.languages import culture_code
-from think_as_locals.data.rows import Defect, Outcome, Row
+from think_as_locals.data.rows import Fault, Outcome, Row
 from think_as_locals.types import Item
 
-
-def rating_up_to(highest: float) -> PlainValidator:
-    return field(partial(check_rating, lowest=1, highest=highest), math.nan)
+FIELDS = ("question", "response", "associated_culture")
+"""The columns by which its rows are recognised."""
 
 
 class RatedRow(RowModel):
     """A response to a question, and its rating."""
 
-    prompt: Prompt
-    response: Response
+    prompt: Text
+    response: Text
     rating: float
 
 
 R = TypeVar("R", bound=RatedRow)
 
 
-def pair(responses: Sequence[R], rest: Callable[[R, R], dict[str, Any]], limit: int | None) -> Iterator[Outcome]:
+def pairs(
+    responses: Sequence[tuple[Row, R]],
+    rest: Callable[[tuple[Row, R], tuple[Row, R]], dict[str, Any]],
+    limit: int | None,
+) -> Iterator[Outcome]:
     """Yield the outcome of each response to one question: the pairs in which it is the better one.
 
     `rest` returns further fields of a pair. Responses with the same rating or text make no pair; a `limit` keeps the
     pairs whose ratings differ most.
     """
-    pairs = [
-        (one, other) if one.rating > other.rating else (other, one)
+    found = [
+        (one, other) if one[1].rating > other[1].rating else (other, one)
         for one, other in combinations(responses, 2)
-        if one.rating != other.rating and one.response != other.response
+        if one[1].rating != other[1].rating and one[1].response != other[1].response
     ]
-    paired = {id(fields) for rivals in pairs for fields in rivals}
-    pairs.sort(key=lambda rivals: rivals[1].rating - rivals[0].rating)
-    items: dict[int, tuple[Item, ...]] = defaultdict(tuple)
-    for better, worse in pairs[:limit]:
-        items[id(better)] += better.best_first(better.response, [worse.response], **rest(better, worse))
-    for fields in responses:
-        if id(fields) not in paired:
-            others = "no other response to this question has a rating other than"
-            fields.add(Defect.UNPAIRED, f"{others} {fields.rating:g}")
-        yield fields.outcome(*items[id(fields)])
+    paired = {row.place for rivals in found for row, _ in rivals}
+    found.sort(key=lambda rivals: rivals[1][1].rating - rivals[0][1].rating)
+    items: dict[str, list[Item]] = defaultdict(list)
+    for better, worse in found[:limit]:
+        fields = {"prompt": better[1].prompt, **rest(better, worse)}
+        items[better[0].place].append(best_first(better[1].response, [worse[1].response], **fields))
+    for row, rated in responses:
+        others = f"no other response to this question has a rating other than {rated.rating:g}"
+        yield Outcome(row, tuple(items[row.place]), () if row.place in paired else (Fault("unpaired", others),))
 
 
 _SCRIPTS = (("ja", "[\u3040-\u30ff]"), ("zh", "[\u4e00-\u9fff]"), ("ar", "[\u0600-\u06ff]"))
@@ -63,9 +63,8 @@ _PEOPLES = {"chinese": "CN", "japanese": "JP", "arab": "Arab"}
 class CareRow(RatedRow):
     """CARE (arXiv 2504.05154, HF geyang627/CARE); its first release has the columns `rating` and `culture_type`."""
 
-    FIELDS: ClassVar = ("question", "response", "associated_culture")
-    prompt: Prompt = Field(validation_alias="question")
-    rating: Annotated[float, rating_up_to(10)] = Field(validation_alias=AliasChoices("rating", "human_rating"))
+    prompt: Text = Field(validation_alias="question")
+    rating: Annotated[FiniteFloat, Field(ge=1, le=10, validation_alias=AliasChoices("rating", "human_rating"))]
     cultural_type: Text = Field(validation_alias=AliasChoices("culture_type", "cul_type"))
     associated_culture: Text
 
@@ -83,19 +82,26 @@ class CareRow(RatedRow):
 
 def outcomes(rows: Iterable[Row], pairs_per_question: int | None) -> Iterator[Outcome]:
     """Yield the pairs of every question, each with the row of its better response."""
-    questions: dict[str, list[CareRow]] = defaultdict(list)
-    for row in rows:
-        fields = CareRow.read(row)
-        if fields.prompt and not fields.language:
-            fields.add(Defect.UNKNOWN_LANGUAGE, "the question has no Arabic, Chinese or Japanese letter")
-        if fields.faults:
-            yield fields.outcome()
-        else:
-            questions[fields.prompt].append(fields)
+    questions: dict[str, list[tuple[Row, CareRow]]] = defaultdict(list)
 
-    def rest(better: CareRow, worse: CareRow) -> dict[str, str]:
-        other = worse.row.number if worse.row.file == better.row.file else worse.row.name
-        return {"id": f"care/{better.row.name}/{other}", "domain": better.cultural_type.lower(), "source": "care"}
+    def read(row: Row) -> Iterator[Fault]:
+        fields = CareRow.model_validate(row.value)
+        if fields.language:
+            questions[fields.prompt].append((row, fields))
+        else:
+            yield Fault("unknown_language", "the question has no Arabic, Chinese or Japanese letter")
+
+    yield from (outcome for row in rows if (outcome := Outcome.of(row, read)).faults)
+
+    def rest(better: tuple[Row, CareRow], worse: tuple[Row, CareRow]) -> dict[str, str]:
+        (row, fields), (other, _) = better, worse
+        return {
+            "id": f"care/{row.name}/{other.number if other.file == row.file else other.name}",
+            "culture": fields.culture,
+            "language": fields.language,
+            "domain": fields.cultural_type.lower(),
+            "source": "care",
+        }
 
     for responses in questions.values():
-        yield from pair(responses, rest, pairs_per_question)
+        yield from pairs(responses, rest, pairs_per_question)

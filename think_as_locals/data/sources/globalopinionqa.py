@@ -16,14 +16,18 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from think_as_locals.data.fields import RowModel, Text, check_text, field, question_group
+from pydantic import BeforeValidator, Field
+
+from think_as_locals.data.fields import Identifier, RowModel, Text, question_group
 from think_as_locals.data.languages import culture_code
-from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable, read_rows, unpack
-from think_as_locals.types import Item, is_text, shown
+from think_as_locals.data.rows import Fault, Outcome, Row, read_rows, unpack
+from think_as_locals.types import Item, shown
+
+FIELDS = ("question", "selections", "options", "source")
+"""The columns by which its rows are recognised."""
 
 LEAST_SHARE = 1e-3  # assumed for an answer that nobody gave, so that its logarithm is finite
 _NO_ANSWER = re.compile(  # a part of an option
@@ -64,43 +68,26 @@ class OpinionQuestion:
         )
 
 
-def _check_options(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...]:
-    """Read the options as texts; the points of a scale may be numbers."""
-    value = unpack(value)
-    options = value if isinstance(value, list | tuple) else ()
-    texts = tuple(str(option) if type(option) in (int, float) else option for option in options)
-    if not (texts and all(map(is_text, texts))):
-        expected = "a list of texts, none of them blank"
-        faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be {expected}, got {shown(value)}"))
-    return texts
-
-
-def _check_selections(name: str, value: Any, faults: list[Fault]) -> Mapping[Any, Any]:
-    """Read the shares of the options, by the name of the sample."""
+def _as_samples(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("defaultdict("):
         value = value[value.find("{") : value.rfind("}") + 1]
-    samples = unpack(value)
-    if isinstance(samples, Mapping):
-        return samples
-    faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be an object, country -> shares, got {shown(value)}"))
-    return {}
+    return unpack(value)
 
 
 class OpinionRow(RowModel):
-    """The fields of a row."""
+    """A question, its options (points of a scale may be numbers), and the shares of the options by sample."""
 
-    FIELDS: ClassVar = ("question", "selections", "options", "source")
-    question: Annotated[str, field(partial(check_text, blank=Defect.NO_QUESTION), "")]
+    question: Text
     source: Text
-    options: Annotated[tuple[str, ...], field(_check_options, ())]
-    selections: Annotated[Mapping[Any, Any], field(_check_selections, {})]
+    options: Annotated[tuple[Identifier, ...], BeforeValidator(unpack), Field(min_length=1)]
+    selections: Annotated[Mapping[Any, Any], BeforeValidator(_as_samples)]
 
 
 def read_questions(path: str) -> list[OpinionQuestion]:
     """Return the questions at a path as in `data.path`; raise a `DataError` at the first bad row."""
     found: dict[tuple[str, tuple[str, ...]], OpinionQuestion] = {}
-    for fields, question in _read_rows(read_rows(path)):
-        fields.outcome().raise_errors()
+    for outcome, question in _read_rows(read_rows(path)):
+        outcome.raise_errors()
         if question is not None:
             first = found.setdefault((question.id, question.options), question)
             found[question.id, question.options] = replace(first, shares={**first.shares, **question.shares})
@@ -109,31 +96,42 @@ def read_questions(path: str) -> list[OpinionQuestion]:
 
 def outcomes(rows: Iterable[Row], min_share_gap: float | None) -> Iterator[Outcome]:
     """Yield the outcome of each row: the pairs of all countries in it."""
-    for fields, question in _read_rows(rows):
+    for outcome, question in _read_rows(rows):
         items = [pair for c in question.shares for pair in option_pairs(question, c, min_share_gap)] if question else []
         if question and not items:
             gap = "" if min_share_gap is None else f" by {min_share_gap:g} or more"
-            fields.add(Defect.TIE, f"in no country do the shares of two answers differ{gap}")
-        yield fields.outcome(*items)
+            outcome = outcome.with_faults(Fault("tie", f"in no country do the shares of two answers differ{gap}"))
+        yield outcome._replace(items=tuple(items))
 
 
-def _read_rows(rows: Iterable[Row]) -> Iterator[tuple[OpinionRow, OpinionQuestion | None]]:
+def _is_empty(text: object) -> bool:
+    return text is None or text != text or (isinstance(text, str) and not text.strip())  # NaN, as pandas writes it
+
+
+def _read_rows(rows: Iterable[Row]) -> Iterator[tuple[Outcome, OpinionQuestion | None]]:
     """Yield each row and its question, without countries for which an earlier row compares the same answers."""
     earlier: _Earlier = defaultdict(list)
+    question: OpinionQuestion | None = None
+
+    def read(row: Row) -> Iterator[Fault]:
+        nonlocal question
+        if isinstance(row.value, Mapping) and "question" in row.value and _is_empty(row.value["question"]):
+            yield Fault("no_question", "question is missing")
+            return
+        fields = OpinionRow.model_validate(row.value)
+        faults, shares = _new_shares(fields, row.place, earlier)
+        yield from faults
+        if shares:
+            options = tuple(dict.fromkeys(fields.options))
+            question = OpinionQuestion(question_group(fields.question), fields.question, options, shares, fields.source)
+
     for row in rows:
-        raw = row.value.get("question", "") if isinstance(row.value, Mapping) else ""
-        if raw is None or (isinstance(raw, float) and math.isnan(raw)):  # pandas writes a missing text as NaN
-            row = row._replace(value=None, fault=Fault(Defect.NO_QUESTION, "question is missing"))
-        fields = OpinionRow.read(row)
         question = None
-        if importable(fields.faults) and (shares := _new_shares(fields, earlier)):
-            options, text = tuple(dict.fromkeys(fields.options)), fields.question
-            question = OpinionQuestion(question_group(text), text, options, shares, fields.source)
-        yield fields, question
+        yield Outcome.of(row, read), question
 
 
-def _new_shares(fields: OpinionRow, earlier: _Earlier) -> dict[str, tuple[float, ...]]:
-    """Return the shares of the countries for which no earlier row compares two of the answers; record the others."""
+def _new_shares(fields: OpinionRow, place: str, earlier: _Earlier) -> tuple[list[Fault], dict[str, tuple[float, ...]]]:
+    """Return what is left out, and the shares of the countries for which no earlier row compares two of the answers."""
     answers = frozenset(filter(is_answer, fields.options))
     shares: dict[str, tuple[float, ...]] = {}
     found, left_out, wrong, repeated = set(), [], [], []
@@ -147,23 +145,25 @@ def _new_shares(fields: OpinionRow, earlier: _Earlier) -> dict[str, tuple[float,
         else:
             found.add(country)
             before = earlier[question_group(fields.question), country]
-            if place := next((place for options, place in before if len(options & answers) > 1), None):
-                repeated.append(f"{country} (as in {place})")
+            if first := next((first for options, first in before if len(options & answers) > 1), None):
+                repeated.append(f"{country} (as in {first})")
             else:
-                before.append((answers, fields.row.place))
+                before.append((answers, place))
                 sums, total = dict.fromkeys(fields.options, 0.0), math.fsum(given)
                 for option, share in zip(fields.options, given, strict=True):  # those with the same text are one
                     sums[option] += share / total
                 shares[country] = tuple(sums.values())
-    skipped = {Defect.LEFT_OUT_SAMPLE: ", ".join(left_out), Defect.BAD_SHARES: "; ".join(wrong)}
-    for defect, names in (skipped | {Defect.ASKED_BEFORE: ", ".join(repeated)}).items():
-        if names:
-            fields.add(defect, f"left out: {names}")
+    named = {
+        "left_out_sample": ", ".join(left_out),
+        "bad_shares": "; ".join(wrong),
+        "asked_before": ", ".join(repeated),
+    }
+    faults = [Fault(name, f"left out: {names}") for name, names in named.items() if names]
     if not found:
-        fields.add(Defect.NO_COUNTRY, "selections has valid shares of no country")
+        faults.append(Fault("no_country", "selections has valid shares of no country"))
     elif not shares:
-        fields.add(Defect.NO_COUNTRY, "earlier rows asked the same in all its countries")
-    return shares
+        faults.append(Fault("no_country", "earlier rows asked the same in all its countries"))
+    return faults, shares
 
 
 def _share_fault(shares: object, count: int) -> str | None:

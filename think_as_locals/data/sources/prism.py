@@ -6,32 +6,30 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, FiniteFloat
+from pydantic_core import PydanticCustomError
 
-from think_as_locals.data.fields import Identifier, Prompt, RowModel, Text, check_text, field
+from think_as_locals.data.fields import Identifier, RowModel, Text
 from think_as_locals.data.languages import culture_code
-from think_as_locals.data.rows import SUFFIXES, Defect, Fault, Outcome, Row, hub_id, read_rows, unpack, warn_ignored
-from think_as_locals.data.sources.care import RatedRow, pair, rating_up_to
+from think_as_locals.data.rows import SUFFIXES, Fault, Outcome, Row, hub_id, read_rows, unpack, warn_unread
+from think_as_locals.data.sources.care import RatedRow, pairs
 from think_as_locals.types import DataError
-
-_TABLES = ("survey", "utterances")
 
 
 class PersonRow(RowModel):
     """The survey of PRISM (arXiv 2404.16019, HF HannahRoseKirk/prism-alignment; CC-BY-NC, so never shipped)."""
 
-    FIELDS: ClassVar = ("user_id", "location.reside_country")
     user_id: Identifier
     country: Text = Field(validation_alias="location.reside_country")
     country_code: Text = Field("", validation_alias="location.reside_countryISO")
 
 
-def _check_response(name: str, value: Any, faults: list[Fault]) -> str:
-    if value == "EMPTY STRING":  # PRISM's mark of an empty response
-        faults.append(Fault(Defect.NO_RESPONSE, f"{name} is {value!r}"))
-    return check_text(name, value, faults, Defect.NO_RESPONSE)
+def _check_response(text: str) -> str:
+    if text == "EMPTY STRING" or not text.strip():  # PRISM's mark of an empty response
+        raise PydanticCustomError("no_response", "the response is empty")
+    return text
 
 
 class UtteranceRow(RatedRow):
@@ -41,63 +39,76 @@ class UtteranceRow(RatedRow):
     single turn: this table does not have the earlier ones. The authors count 99 % of the texts as English.
     """
 
-    FIELDS: ClassVar = ("user_id", "interaction_id", "utterance_id", "user_prompt", "model_response", "score")
     user_id: Identifier
     interaction_id: Identifier
     utterance_id: Identifier
-    prompt: Prompt = Field(validation_alias="user_prompt")
-    response: Annotated[str, field(_check_response, "")] = Field(validation_alias="model_response")
-    rating: Annotated[float, rating_up_to(100)] = Field(validation_alias="score")
+    prompt: Text = Field(validation_alias="user_prompt")
+    response: Annotated[str, AfterValidator(_check_response), Field(validation_alias="model_response")]
+    rating: Annotated[FiniteFloat, Field(ge=1, le=100, validation_alias="score")]
     domain: Text = Field("conversation", validation_alias="conversation_type")
 
 
-def _add_person(row: Row, countries: dict[str, str | None]) -> Outcome:
-    """Read a row of the survey, and add the person's country to `countries` (`None` if it is unknown)."""
+def _person(row: Row) -> PersonRow:
     location = unpack(row.value.get("location")) if isinstance(row.value, Mapping) else None
     if isinstance(location, Mapping):  # in other exports its parts are columns
-        row = row._replace(value={**row.value, **{f"location.{name}": part for name, part in location.items()}})
-    fields = PersonRow.read(row)
-    if fields.user_id in countries:
-        fields.add(Defect.REPEATED_ID, f"user_id {fields.user_id!r} is already in an earlier row")
-    if not fields.faults:
-        countries[fields.user_id] = culture_code(fields.country) or culture_code(fields.country_code)
-        if countries[fields.user_id] is None:
-            message = f"reside_country {fields.country!r}: expected the English name of a country"
-            fields.add(Defect.NO_COUNTRY, message)
-    return fields.outcome()
+        parts = {f"location.{name}": part for name, part in location.items()}
+        return PersonRow.model_validate({**row.value, **parts})
+    return PersonRow.model_validate(row.value)
+
+
+def _survey(path: str, countries: dict[str, str | None]) -> Iterator[Outcome]:
+    """Yield the outcomes of the survey; add each person's country to `countries`, `None` if it is unknown."""
+
+    def read(row: Row) -> Iterator[Fault]:
+        person = _person(row)
+        if person.user_id in countries:
+            yield Fault("repeated_id", f"user_id {person.user_id!r} is already in an earlier row")
+            return
+        countries[person.user_id] = culture_code(person.country) or culture_code(person.country_code)
+        if countries[person.user_id] is None:
+            message = f"reside_country {person.country!r}: expected the English name of a country"
+            yield Fault("no_country", message)
+
+    yield from (Outcome.of(row, read) for row in _read_table(path, "survey"))
 
 
 def outcomes(path: str) -> Iterator[Outcome]:
     """Yield the outcomes of both tables; a pair belongs to the row of its better response."""
-    survey, utterances = (_read_table(path, table) for table in _TABLES)
     if (folder := Path(path).expanduser()).is_dir():
-        files = (folder / f"{table}{suffix}" for table in _TABLES for suffix in SUFFIXES)
-        warn_ignored(folder, files, "PRISM is read from survey and utterances")
+        files = (folder / f"{table}{suffix}" for table in ("survey", "utterances") for suffix in SUFFIXES)
+        warn_unread(folder, files, "PRISM is read from survey and utterances")
+    utterances = _read_table(path, "utterances")
     countries: dict[str, str | None] = {}
-    for row in survey:
-        yield _add_person(row, countries)
+    yield from _survey(path, countries)
     places: dict[str, str] = {}
-    turns: dict[tuple[str, ...], list[UtteranceRow]] = defaultdict(list)
-    for row in utterances:
-        fields = UtteranceRow.read(row)
-        utterance, user = fields.utterance_id, fields.user_id
-        if utterance and (earlier := places.setdefault(utterance, row.place)) != row.place:
-            fields.add(Defect.REPEATED_ID, f"utterance_id {utterance!r} is already in {earlier}")
-        if user and user not in countries:
-            fields.add(Defect.UNKNOWN_USER, f"user_id {user!r} has no valid row in the survey")
-        elif user and countries[user] is None:
-            fields.add(Defect.NO_COUNTRY, f"the survey has no country for user_id {user!r}")
-        if fields.faults:
-            yield fields.outcome()
-        else:
-            turns[user, fields.interaction_id, fields.prompt].append(fields)
+    turns: dict[tuple[str, ...], list[tuple[Row, UtteranceRow]]] = defaultdict(list)
 
-    def rest(better: UtteranceRow, worse: UtteranceRow) -> dict[str, Any]:
-        key = f"prism/{better.interaction_id}/{better.utterance_id}-{worse.utterance_id}"
-        return {"id": key, "culture": countries[better.user_id], "group": better.user_id, "source": "prism"}
+    def read(row: Row) -> Iterator[Fault]:
+        fields = UtteranceRow.model_validate(row.value)
+        user, earlier = fields.user_id, places.setdefault(fields.utterance_id, row.place)
+        if earlier != row.place:
+            yield Fault("repeated_id", f"utterance_id {fields.utterance_id!r} is already in {earlier}")
+        elif user not in countries:
+            yield Fault("unknown_user", f"user_id {user!r} has no valid row in the survey")
+        elif countries[user] is None:
+            yield Fault("no_country", f"the survey has no country for user_id {user!r}")
+        else:
+            turns[user, fields.interaction_id, fields.prompt].append((row, fields))
+
+    yield from (outcome for row in utterances if (outcome := Outcome.of(row, read)).faults)
+
+    def rest(better: tuple[Row, UtteranceRow], worse: tuple[Row, UtteranceRow]) -> dict[str, Any]:
+        fields = better[1]
+        return {
+            "id": f"prism/{fields.interaction_id}/{fields.utterance_id}-{worse[1].utterance_id}",
+            "culture": countries[fields.user_id],
+            "domain": fields.domain,
+            "group": fields.user_id,
+            "source": "prism",
+        }
 
     for responses in turns.values():
-        yield from pair(responses, rest, None)
+        yield from pairs(responses, rest, None)
 
 
 def released_test_people(path: str, share: float, seed: int) -> frozenset[str]:
@@ -107,7 +118,7 @@ def released_test_people(path: str, share: float, seed: int) -> frozenset[str]:
     """
     from numpy.random import default_rng
 
-    people = [PersonRow.read(row).user_id for row in _read_table(path, "survey")]
+    people = [str(row.value["user_id"]) for row in _read_table(path, "survey")]
     return frozenset(people[i] for i in default_rng(seed).permutation(len(people))[: ceil(share * len(people))])
 
 

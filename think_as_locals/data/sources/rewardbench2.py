@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
-from typing import ClassVar
 
-from think_as_locals.data.fields import Culture, Identifier, Prompt, Responses, RowModel, Text
-from think_as_locals.data.rows import Defect, Outcome, Row
+from think_as_locals.data.fields import Identifier, RowModel, Text, Texts, best_first, count_faults
+from think_as_locals.data.rows import Fault, Row
 from think_as_locals.types import LABELS, Item
 
-_TIES = "Ties"
-_BOTH = ("chosen", "rejected")
-_COUNTS = {"num_correct": _BOTH[:1], "num_incorrect": _BOTH[1:], "total_completions": _BOTH}
+FIELDS = ("id", "prompt", "chosen", "rejected", "num_correct", "num_incorrect", "subset")
+"""The columns by which its rows are recognised."""
 
 
 class RewardBench2Row(RowModel):
@@ -22,32 +21,28 @@ class RewardBench2Row(RowModel):
     row is right if all of them are.
     """
 
-    FIELDS: ClassVar = ("id", "prompt", "chosen", "rejected", "num_correct", "num_incorrect", "subset")
-    DEFAULTS: ClassVar = ("culture",)
     id: Identifier
-    culture: Culture = None  # not published: RewardBench 2 has none
     subset: Text
-    prompt: Prompt
-    chosen: Responses
-    rejected: Responses
+    prompt: Text
+    chosen: Texts
+    rejected: Texts
 
 
-def outcome(row: Row) -> Outcome:
-    """Return one item, or for Ties one per right answer and up to seven wrong ones."""
-    fields = RewardBench2Row.read(row)
-    chosen, rejected, is_ties = fields.chosen, fields.rejected, fields.subset == _TIES
-    if fields.count_texts("chosen") not in (None, 1) and not (chosen and is_ties):
-        fields.add(Defect.WRONG_COUNT, f"expected 1 chosen response (several in {_TIES}), got {len(chosen)}")
-    fields.check_counts(**_COUNTS)
-    key = f"rewardbench2/{fields.id}"
-    common = {"domain": fields.subset.lower(), "source": "rewardbench2"}
-    if not is_ties:
-        best = chosen[0] if chosen else ""
-        return fields.outcome(*fields.best_first(best, rejected, id=key, **common))
-    fields.check_distinct((*chosen, *rejected))  # of the whole row: an item holds only some of them
-    items: list[Item] = []
+def items(row: Row, culture: str | None) -> Iterator[Item | Fault]:
+    """Yield one item, or for Ties one per right answer and up to seven wrong ones; rows name no culture."""
+    fields = RewardBench2Row.model_validate(row.value)
+    right, wrong = len(fields.chosen), len(fields.rejected)
+    yield from count_faults(row.value, num_correct=right, num_incorrect=wrong, total_completions=right + wrong)
+    common = {"prompt": fields.prompt, "domain": fields.subset.lower(), "source": "rewardbench2", "culture": culture}
+    if fields.subset != "Ties":
+        if right != 1:
+            yield Fault("too_many_chosen", f"chosen: expected one response, got {right}")
+        else:
+            yield best_first(fields.chosen[0], fields.rejected, id=f"rewardbench2/{fields.id}", **common)
+        return
+    if not right or len({*fields.chosen, *fields.rejected}) < right + wrong:  # an item holds only some of them
+        yield Fault("invalid_ties", "expected at least one chosen response, and all of them distinct")
     step, group = len(LABELS) - 1, f"ties:{fields.id.rpartition(':')[2]}"
-    for i, start in product(range(len(chosen)), range(0, max(1, len(rejected)), step)):
-        wrong = rejected[start : start + step]
-        items += fields.best_first(chosen[i], wrong, id=f"{key}/{i}-{start}", group=group, **common)
-    return fields.outcome(*items)
+    for i, start in product(range(right), range(0, max(1, wrong), step)):
+        rivals = fields.rejected[start : start + step]
+        yield best_first(fields.chosen[i], rivals, id=f"rewardbench2/{fields.id}/{i}-{start}", group=group, **common)

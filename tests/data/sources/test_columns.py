@@ -1,0 +1,290 @@
+"""Rows of responses in columns of any names: your own, and the data sets that are only a file in `conf/data`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tal
+from data.sections import data_section
+from data.tables import a_row, fault_names, outcome_of, write
+from items import make_item
+
+from think_as_locals.config.schema import DataSection
+from think_as_locals.data import load, read
+from think_as_locals.data.rows import Outcome
+from think_as_locals.data.sources import jsonl, recognise
+from think_as_locals.data.sources.columns import Columns
+from think_as_locals.data.validate import validate_rows
+from think_as_locals.judging import render
+from think_as_locals.types import DataError, DataWarning, Item
+
+PAIR = {"prompt": "What is for breakfast?", "chosen": "Rice porridge.", "rejected": "Toast and jam."}
+AB = {"prompt": "How do I boil an egg?", "response_a": "In water.", "response_b": "No idea.", "winner": "model_a"}
+HELPSTEER: dict[str, Any] = {"domain": "multilingual", "language": "korean", "overall_preference": -2} | (
+    {"context": [{"role": "user", "content": "한국의 아침 식사는?"}], "response1": "밥과 국입니다.", "response2": "빵."}
+)
+M_RB: dict[str, Any] = {"id": 12, "language": "zho_Hans", "prompt": "怎么煮鸡蛋？", "source": "alpacaeval-easy"} | (
+    {"chosen": "放进开水里。", "rejected": "我不知道。", "category": "Chat Hard", "chosen_model": "m"}
+)
+CRISP: dict[str, Any] = {"question": "How do I greet an elder?", "culture": "Thai"} | (
+    {"appropriate": "With a wai.", "generic": "Politely.", "opposite": "By patting the head."}
+)
+INCLUDE = {"question": "ใคร?", **{f"option_{x}": x for x in "abcd"}, "answer": 2} | (
+    {"language": "Thai", "country": "Thailand", "domain": "Social Science"}
+)
+ROWS = {"rows": PAIR, "ab": AB, "helpsteer3": HELPSTEER, "m_rewardbench": M_RB, "crisp_rm": CRISP, "include": INCLUDE}
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "?"}]
+
+
+def outcome(folder: Path, name: str, changes: dict[str, Any], *overrides: str) -> Outcome:
+    return outcome_of(folder, ROWS[name] | changes, f"data={'rows' if name == 'ab' else name}", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("rows", {}, {"id": "rows/rows.jsonl-1", "culture": None, "language": "en", "domain": "rows", "best": 0}),
+        ("rows", {"id": 31, "subset": "easy"}, {"id": "rows/en/easy/31", "group": "easy/31", "domain": "easy"}),
+        # A translation is in the question group of its original.
+        ("rows", {"id": 31, "language": "deu_Latn"}, {"id": "rows/de/rows/31", "group": "rows/31", "language": "de"}),
+        ("rows", {"culture": "Thai", "group": 7}, {"culture": "TH", "group": "7"}),
+        ("rows", {"country": "Chile"}, {"culture": "CL"}),
+        ("rows", {"rejected": ["Toast.", "Jam."]}, {"responses": (PAIR["chosen"], "Toast.", "Jam.")}),
+        ("rows", {"chosen": "[see below]"}, {"responses": ("[see below]", PAIR["rejected"])}),
+        *(
+            ("ab", {"winner": None, column: value}, {"responses": ("In water.", "No idea."), "best": best})
+            for best, column, value in (
+                *((0, "preference", "A"), (0, "preferred", " response_a "), (0, "label", "Answer_A")),
+                *((0, "winner", "A>B"), (1, "winner", "b"), (1, "winner", "model_b"), (1, "best", "B>>A")),
+            )
+        ),
+        ("m_rewardbench", {}, {"id": "m_rewardbench/zh/Chat Hard/alpacaeval-easy/12", "group": "alpacaeval-easy/12"}),
+        ("m_rewardbench", {"language": "deu_Latn"}, {"group": "alpacaeval-easy/12", "language": "de", "culture": None}),
+        ("crisp_rm", {}, {"culture": "TH", "language": "en", "domain": "crisp_rm", "best": 0}),
+        ("crisp_rm", {}, {"responses": ("With a wai.", "Politely.", "By patting the head.")}),
+        ("crisp_rm", {"culture": None, "country": "Kabylia", "id": 3}, {"id": "crisp_rm/en/crisp_rm/Kabylia/3"}),
+        ("crisp_rm", {"category": "food", "language": "Thai"}, {"domain": "food", "language": "th"}),
+        ("crisp_rm", {"scenario": "At work.", "norm": "Elders first."},
+         {"prompt": "At work.\n\nHow do I greet an elder?", "group": "Thai/Elders first."}),
+        *(("include", {"answer": n}, {"responses": tuple("abcd"), "best": n, "culture": "TH"}) for n in range(4)),
+        ("include", {"answer": 2.0}, {"best": 2, "language": "th", "domain": "Social Science"}),
+        ("helpsteer3", {}, {"prompt": "한국의 아침 식사는?", "language": "ko", "domain": "multilingual"}),
+        *(("helpsteer3", {"overall_preference": n}, {"best": int(n > 0)}) for n in (-3, -1, 1, 3)),
+        ("helpsteer3", {"context": TURNS}, {"prompt": "user: Hi\n\nassistant: Hello\n\nuser: ?"}),
+        ("helpsteer3", {"domain": "code", "language": "python"}, {"language": "en"}),
+    ],
+)  # fmt: skip
+def test_valid_row_becomes_an_item(
+    tmp_path: Path, name: str, changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = outcome(tmp_path, name, changes)
+    (item,) = found.items
+    assert not found.faults
+    assert {field: getattr(item, field) for field in expected} == expected
+    assert item.source == ("rows" if name == "ab" else name)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("rows", {"chosen": PAIR["rejected"]}, ["invalid_item"]),
+        ("rows", {"prompt": ["a"], "rejected": ""}, ["model_type", "blank"]),
+        ("rows", {"prompt": [{"role": "tool", "content": "x"}]}, ["literal_error"]),
+        ("rows", {"prompt": [{"role": "user", "content": "half \ud83d"}]}, ["broken_text"]),
+        ("rows", {"language": "xx_Xxxx", "culture": "Thialand"}, ["unknown_culture", "unknown_language"]),
+        ("rows", {"chosen": None, "prompt": None}, ["missing", "missing"]),
+        # Some count responses from 0, some from 1: data.labels says so.
+        *(("ab", {"winner": value}, ["unknown_label"]) for value in (1, "0", "first", "C")),
+        ("ab", {"winner": "tie (bothbad)"}, ["tie"]),
+        ("ab", {"response_b": ""}, ["blank"]),
+        ("ab", {"winner": None}, ["missing"]),
+        ("m_rewardbench", {"rejected": None}, ["missing"]),
+        ("crisp_rm", {"generic": "With a wai."}, ["invalid_item"]),
+        *(("include", {"answer": value}, ["unknown_label"]) for value in (4, 1.5, "E")),
+        ("include", {"option_d": "a"}, ["invalid_item"]),
+        ("helpsteer3", {"overall_preference": 0}, ["tie"]),
+        *(("helpsteer3", {"overall_preference": value}, ["unknown_label"]) for value in (4, 0.5, "much", True)),
+        ("helpsteer3", {"overall_preference": None, "context": [TURNS[0] | {"content": " "}]}, ["blank", "missing"]),
+    ],
+)
+def test_invalid_row_reports_its_faults(
+    tmp_path: Path, name: str, changes: dict[str, Any], expected: list[str]
+) -> None:
+    found = outcome(tmp_path, name, changes)
+    assert sorted(fault_names(found)) == sorted(expected)
+    assert (found.items, found.imported) == ((), False)
+
+
+ASK, YES = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "labels"),
+    [
+        ({"instruction": "Is it?", "response1": "yes", "response2": "no", "label": 1},
+         "{prompt: instruction, responses: [response1, response2], best: label}", "{1: a, 2: b, 0: tie}"),
+        ({"question": "Is it?", "response_A": "no", "response_B": "yes", "label": "B>A"},
+         "{prompt: question, responses: [response_A, response_B], best: label}", "null"),
+        ({"text": "Is it?", "output 1": "yes", "output 2": "no", "winner": "Output 1"},
+         "{prompt: text, responses: [output 1, output 2], best: winner}", "null"),
+        ({"conversation_a": [ASK, YES], "conversation_b": [ASK, YES | {"content": "no"}], "winner": "model_a"},
+         "{responses: [conversation_a, conversation_b]}", "null"),
+        ({"question": "Is it?", "better_answer": "yes", "worse_answer": "no"},
+         "{prompt: question, chosen: better_answer, rejected: worse_answer}", "null"),
+    ],
+    ids=["PandaLM", "JudgeBench", "names of columns", "MT-Bench", "chosen"],
+)  # fmt: skip
+def test_real_judge_files_are_read_by_their_columns_and_labels(
+    tmp_path: Path, tal: Tal, row: dict[str, Any], columns: str, labels: str
+) -> None:
+    words = ["data=rows", f"data.columns={columns}", f"data.labels={labels}"]
+    (item,) = outcome_of(tmp_path, row, *words).items
+    assert (item.prompt, item.responses[item.best], sorted(item.responses)) == ("Is it?", "yes", ["no", "yes"])
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    assert "1 rows = 1 imported (1 items)" in tal("data", "validate", str(path), *words[1:]).out
+    assert tal("data", "build", *words, f"data.path={path}", f"out={out}").status == 0
+    assert list(jsonl.read(out)) == [item]
+
+
+ASKED, RICE, TOAST = (
+    {"role": role, "content": text}
+    for role, text in (("user", PAIR["prompt"]), ("assistant", "Rice."), ("assistant", "Toast."))
+)
+MORE = [ASKED, RICE, {"role": "user", "content": "And in winter?"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"prompt": [ASKED], "chosen": [RICE], "rejected": [TOAST]}, PAIR["prompt"]),
+        ({"chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, PAIR["prompt"]),
+        ({"prompt": "Breakfast?", "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, "Breakfast?"),
+        (
+            {"prompt": PAIR["prompt"], "chosen": [*MORE, RICE], "rejected": [*MORE, TOAST]},
+            f"user: {PAIR['prompt']}\n\nassistant: Rice.\n\nuser: And in winter?",
+        ),
+    ],
+    ids=["explicit prompt", "implicit prompt", "ultrafeedback", "several turns"],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_trl_conversations_become_prompt_and_responses(
+    tmp_path: Path, row: dict[str, Any], prompt: str, suffix: str
+) -> None:
+    path = write(tmp_path / f"rows{suffix}", [row])
+    assert recognise(str(path)) == "rows"
+    (item,) = read(data_section(source="rows", path=str(path)))
+    assert (item.prompt, item.responses) == (prompt, ("Rice.", "Toast."))
+
+
+def test_conversations_with_different_histories_are_rejected(tmp_path: Path) -> None:
+    found = outcome(tmp_path, "rows", {"chosen": [*MORE, RICE], "rejected": [ASKED, TOAST]})
+    assert not found.items
+    assert found.faults[0].detail.startswith("chosen: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "suggested"),
+    [
+        *((code, None) for code in ("TH", "NO", "CA-QC", "IN-AS", "Quebec", "Québec", "Arab", "Romani people")),
+        *(("Thialand", "TH"), ("UK", "GB"), ("th", "TH"), ("ca-qc", "CA-QC"), ("Romani", "RO")),
+        *((wrong, "") for wrong in ("XX", "qq", "CA-XX", "en-US")),
+    ],
+)
+def test_culture_is_a_code_or_free_name_and_unknown_codes_are_rejected(given: str, suggested: str | None) -> None:
+    columns = Columns.of(data_section(source="rows", path="x"))
+    row = json.loads(jsonl.line(make_item(culture=given)))
+    for found in (Outcome.of(a_row(PAIR | {"culture": given}), columns.items), Outcome.of(a_row(row), jsonl.items)):
+        assert [item.culture for item in found.items] == ([given] if suggested is None else [])
+        assert fault_names(found) == ([] if suggested is None else ["unknown_culture"])
+        assert all((f"did you mean {suggested!r}" in each.detail) == bool(suggested) for each in found.faults)
+
+
+def test_country_name_is_accepted_in_rows_but_not_in_items(tmp_path: Path) -> None:
+    for name in ("Thailand", "Thai", "THA", "ไทย"):
+        assert outcome(tmp_path, "rows", {"culture": name}).items[0].culture == "TH"
+        (fault,) = Outcome.of(a_row(json.loads(jsonl.line(make_item(culture=name)))), jsonl.items).faults
+        assert "did you mean 'TH' (Thailand)?" in fault.detail
+
+
+def rows_of(path: Path, **changes: Any) -> DataSection:
+    return data_section(source="rows", path=str(path), **changes)
+
+
+def a_pair(number: int, **more: Any) -> dict[str, Any]:
+    return PAIR | {"prompt": f"What do people at house number {number} have for breakfast?"} | more
+
+
+def test_cultures_of_a_csv_reach_the_rendered_prompt(tmp_path: Path, tal: Tal) -> None:
+    cultures = {"TH": "TH", "Mexico": "MX", "CA-QC": "CA-QC", "Kabylia": "Kabylia", None: None}
+    names = {"TH": "Thailand", "MX": "Mexico", "CA-QC": "Quebec (Canada)", "Kabylia": "Kabylia", None: "the culture"}
+    path = write(tmp_path / "mine.csv", [a_pair(i, culture=[*cultures][i % 5]) for i in range(50)])
+    done = tal("data", "validate", str(path), "--strict")
+    assert (done.status, done.out) == (0, "50 rows = 50 imported (50 items) + 0 in quarantine\n")
+    splits = load(rows_of(path))
+    items = (*splits.train, *splits.test)
+    assert Counter(item.culture for item in items) == dict.fromkeys(cultures.values(), 10)
+    assert all(f"Culture: {names[item.culture]}" in render(item)[-1]["content"] for item in items)
+
+
+def test_unread_column_is_reported_once_per_file(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.jsonl"):
+        write(tmp_path / name, [a_pair(i, annotator="x", domain=name, score=None, chosen_model="m") for i in range(5)])
+    tally = validate_rows(rows_of(tmp_path), strict=False, quarantine=None)
+    named = [
+        line.removeprefix(f"{tmp_path}/").partition("; known")[0]
+        for line in tally.faults
+        if ": unread_column: " in line
+    ]
+    assert named == [
+        "a.csv:2: warning: unread_column: not read: 'annotator'",
+        "b.jsonl:1: warning: unread_column: not read: 'annotator'",
+    ]
+    with pytest.warns(DataWarning, match="not read: 'annotator'; known are ") as warned:
+        assert len(list(read(rows_of(tmp_path)))) == 10
+    assert len(warned) == 2
+
+
+def test_data_settings_fill_in_missing_columns(tmp_path: Path) -> None:
+    given = {"culture": "MX", "language": "es", "domain": "home"}
+    path = write(tmp_path / "rows.jsonl", [a_pair(1), a_pair(2, **given), a_pair(3, subset="street")])
+    items = read(rows_of(path, culture="CA-QC", language="French", domain="food"))
+    assert [(item.culture, item.language, item.domain) for item in items] == [
+        ("CA-QC", "fr", "food"),
+        ("MX", "es", "home"),
+        ("CA-QC", "fr", "street"),
+    ]
+    one = {"id": "1", "prompt": "?", "chosen": ["a"], "rejected": ["b", "c"], "subset": "Focus"}
+    assert outcome_of(tmp_path, one, "data=rewardbench2", "data.culture=TH").items[0].culture == "TH"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "carb", "culture": "TH"}, r"data\.culture: not used by data=carb; .*: rows, rewardbench2, "),
+        ({"source": "culture_cards", "language": "de"}, r"data\.language: not used by data=culture_cards"),
+        ({"culture": "Thialand"}, r"data\.culture: got 'Thialand', expected .*; did you mean 'TH' \(Thailand\)\?"),
+        ({"language": "Klingonese"}, r"data\.language: got 'Klingonese', expected an English name or a BCP-47 tag"),
+        ({"countries": ["TH", "Chile"]}, r"data\.countries: got 'Chile', expected .*; did you mean 'CL'"),
+    ],
+)
+def test_unused_or_misspelt_setting_is_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    data = rows_of(write(tmp_path / "rows.jsonl", [a_pair(1)])).model_copy(update=changes)
+    readers = [read, partial(validate_rows, strict=False, quarantine=None)]
+    for reader in readers[: 1 if data.source == "culture_cards" else 2]:
+        with pytest.raises(DataError, match=message):
+            reader(data)
+
+
+def test_pairs_of_one_group_stay_in_one_split(tmp_path: Path) -> None:
+    splits = load(rows_of(write(tmp_path / "rows.jsonl", [a_pair(i, group=f"g{i // 5}") for i in range(100)])))
+
+    def groups(items: tuple[Item, ...]) -> set[str]:
+        return {item.group for item in items}
+
+    assert (len(groups(splits.train)), len(groups(splits.test))) == (16, 4)
+    assert not groups(splits.train) & groups(splits.test)
