@@ -134,7 +134,6 @@ def test_interpolations_use_other_keys_and_the_time_but_not_the_environment(
         ("++hydra/launcher=joblib", "only for sweeps"),
         ("+hydra={searchpath: [x]}", "only for sweeps"),
         ("sweep.seed=3", "only for sweeps"),
-        ("recipe=../x", "recipe is the name of the recipe's file; use run.name"),
         ("data.path=grüße", "override data.path: cannot be read"),
         ("data.path=a=b", "'data.path=\"...\"'"),
         ("=3", "override '=3': expected key=value"),

@@ -121,8 +121,6 @@ def _as_overrides(text: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
         )
     if re.match(r"[+~]*(hydra|sweep)\b", key):
         raise ConfigError(f"{text}: only for sweeps (tal run -m)")
-    if key.lstrip("+~") == "recipe":
-        raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
     choice = next((choice for pattern, choice in _CHOICES.items() if re.fullmatch(pattern, key)), key)
     options = groups.get(choice.lstrip("+").partition("@")[0])
     if options is None:
