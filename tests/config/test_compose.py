@@ -139,7 +139,7 @@ def test_interpolations_use_other_keys_and_the_time_but_not_the_environment(
         ("=3", "override '=3': expected key=value"),
         ("scpo.filter_threshold=0.5", "scpo.* belongs to a recipe that steers a reward model"),
         ("rms.x=constant", "rms.* belongs to a recipe that evaluates reward models"),
-        ("reward.own.Mine=a.b:c", "reward.own.Mine: got the name 'Mine', expected lower-case letters"),
+        ("reward.own.Mine=a.b:c", "reward.own.Mine: got 'Mine': String should match"),
         ("data=jsonl", "no default for data.path"),
         ("data=nothing", "data=nothing: no such option"),
         ("data.pathh=x", "data.pathh: no such key; did you mean 'data.path'?"),

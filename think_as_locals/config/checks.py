@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -20,8 +20,6 @@ from think_as_locals.config.model_schema import (
 )
 from think_as_locals.config.rules import rule_faults
 from think_as_locals.config.schema import (
-    KEY_VENDORS,
-    DataSection,
     GlobalRMSection,
     GrpoSection,
     ItemsConfig,
@@ -36,29 +34,10 @@ from think_as_locals.types import ConfigError, cut, first_of, shown
 _MAX_FAULTS = 40  # faults in a message
 
 _NULL_SECTIONS = {  # sections that may be null, and what turns them on
-    "sft": (
-        "this recipe has no cold start (sft is null): choose trainer=demonstrated_grpo (trainer=cold_start_grpo for a "
-        "model made from scratch), or drop sft.*"
-    ),
-    "lora": "this run trains all weights (lora is null): choose lora=rank16, or drop lora.*",
-    "global_rm": "this recipe loads its global RM (global_rm is null): choose global_rm=pooled, or drop global_rm.*",
-    "model.scratch": "null here (the model is loaded): choose model=quickstart, or drop model.scratch.*",
-}
-
-_PATTERNS = {  # descriptions of patterns
-    "name": "letters, digits, '.', '_' and '-' that do not leave the run directory",
-    "own_name": "lower-case letters, digits and '_'",
-    "key_variable": (
-        f"null, VENDOR_API_KEY (VENDOR is {', '.join(KEY_VENDORS)}) or a name that begins with TAL_, as a recipe sends "
-        "no other secret to a server; TAL_KEY=$NAME in the shell passes one on"
-    ),
-    "own": "path/to/file.py:function or package.module:function",
-}
-
-_NAMED_SECTIONS = {  # sections that hold others by name
-    "data.mix": "sources by name, each added by data.mix.NAME=SOURCE",
-    "rms": "reward models by name, each added by rms.NAME=KIND: judge, server, classifier, implicit, constant",
-    "tasks": "tasks by name, each added by tasks.NAME=TASK",
+    "sft": "this recipe has no cold start: choose trainer=demonstrated_grpo or cold_start_grpo, or drop sft.*",
+    "lora": "this run trains all weights: choose lora=rank16, or drop lora.*",
+    "global_rm": "this recipe loads its global RM: choose global_rm=pooled, or drop global_rm.*",
+    "model.scratch": "the model is loaded: choose model=quickstart, or drop model.scratch.*",
 }
 
 Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig | PolicyConfig
@@ -144,79 +123,50 @@ def validate_as(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
         config = schema.model_validate(values)
         faults += rule_faults(config)
     except ValidationError as error:
-        found = error.errors()
-        for place in [fault["loc"][:-1] for fault in found if (fault["loc"][-1], fault["input"]) == ("source", "mix")]:
-            name = ".".join(_locate(place, schema)[0])
-            faults.append(f"{name}=mix is for training a judge or demonstrating: choose one source")
-            found = [fault for fault in found if fault["loc"][: len(place)] != place]  # keys that a mix lacks
-        faults += [_describe(dict(fault), schema) for fault in found]
+        faults += [_describe(dict(fault), schema, values) for fault in error.errors()]
     if faults:
         listed = first_of(dict.fromkeys(faults), _MAX_FAULTS, between="\n  - ")
         raise ConfigError(f"the configuration is not valid:\n  - {listed}")
     return config
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the classes of sections in a key's type, also in unions and as values of mappings."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
-
-
-def _locate(loc: Sequence[int | str], schema: type[BaseModel]) -> tuple[list[str], list[str]]:
-    """Return the path of keys to a pydantic error, without the tags of unions, and the valid names for its last key."""
-    place, known, models, is_named = list[str](), list[str](), [schema], False
-    for part in loc:
-        if len(models) > 1 and not is_named and part != "[key]":  # several kinds of sections: the tag of one
-            models = [m for m in models if any(part in get_args(f.annotation) for f in m.model_fields.values())]
+def _describe(fault: Mapping[str, Any], schema: type[BaseModel], values: Mapping[str, Any]) -> str:
+    """Return one of pydantic's errors on one line, with the key and the nearest known one."""
+    keys, siblings, is_tagged = list[str](), set[str](), False
+    node: Any = values
+    for part in fault["loc"]:
+        inner = node if isinstance(node, Mapping) else {}
+        if part == "[key]":  # of the name before it
             continue
-        if not is_named:
-            known = [".".join([*place, name]) for model in models for name in model.model_fields]
-            field = models[0].model_fields.get(str(part)) if models else None
-            models = _models(field.annotation) if field else []
-        is_named = not is_named and field is not None and get_origin(field.annotation) is dict
-        place.append(cut(str(part), 100))
-    return place, known
-
-
-def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
-    """Return one pydantic error as a sentence."""
-    loc, known = _locate(fault["loc"], schema)
-    got, kind, context = fault.get("input"), fault["type"], fault.get("ctx", {})
-    place, parent = ".".join(loc), ".".join(loc[:-1])
+        if not is_tagged and part in (inner.get("source"), inner.get("kind")):  # the kind of a section, no key
+            is_tagged = True
+            continue
+        keys.append(cut(str(part), 100))
+        node, siblings, is_tagged = inner.get(part), {*inner}, False
+    place, parent = ".".join(keys), ".".join(keys[:-1])
+    got, kind, message = fault["input"], fault["type"], fault["msg"]
     if kind == "extra_forbidden":
-        if tuple(fault["loc"][:2]) == ("data", "mix") and len(loc) == 2 and loc[1] in DataSection.model_fields:
-            remedy = f"set data.mix.NAME.{loc[1]}, and drop this one (~{place})"
-            return f"{place}: each source of a mix has its own: {remedy}"
+        section = max(_models(schema), key=lambda model: len(siblings & model.model_fields.keys()))
+        known = [".".join([*keys[:-1], name]) for name in section.model_fields]
         return f"{place}: no such key{nearest(place, known)}"
-    if place in _NAMED_SECTIONS or (parent in ("rms", "tasks") and kind != "missing"):
-        return f"{place}: got {shown(got)}, expected {_NAMED_SECTIONS.get(place) or _NAMED_SECTIONS[parent]}"
-    if kind == "union_tag_invalid":
-        tags = context["expected_tags"].replace("'", "").split(", ")
-        place = f"{place}.{context['discriminator'].strip(chr(39))}"
-        return f"{place}: got {shown(context['tag'])}{nearest(context['tag'], tags)}; available: {', '.join(tags)}"
-    if loc[-1] == "url":  # the value may hold a password
-        return f"{place}: expected http[s]://HOST[:PORT][/PATH] without user or key, which the environment names"
-    if kind in ("missing", "union_tag_not_found"):
-        return _missing(loc)
+    if kind == "missing":
+        return f"{parent}: {_NULL_SECTIONS[parent]}" if parent in _NULL_SECTIONS else f"{place}: missing"
+    if keys[-1] in ("url", "key_variable") or isinstance(got, Mapping):  # which may hold a password
+        return f"{place}: {message}"
     if isinstance(got, bool) and "str" in kind:
         return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES as one; quote it"
-    if loc[-1] == "[key]":
-        form = _PATTERNS["name" if loc[0] in ("rms", "variants") else "own_name"]
-        return f"{parent}: got the name {shown(got)}, expected {form}"
-    form = _PATTERNS.get("own" if loc[:-1] == ["reward", "own"] else loc[-1], str(fault["msg"]))
-    is_key = loc[-1] == "key_variable" and not str(got).isupper()
-    value = "a name with lower-case letters, not shown as it may be a key itself" if is_key else shown(got)
-    return f"{place}: got {value}, expected {form.removeprefix('Input should be ')}"
+    expected = message.removeprefix("Input should be ")
+    return f"{place}: got {shown(got)}{', expected ' if expected != message else ': '}{expected}"
 
 
-def _missing(loc: list[str]) -> str:
-    """Return the message for a missing key."""
-    if (section := ".".join(loc[:-1])) in _NULL_SECTIONS:
-        return f"{section}: {_NULL_SECTIONS[section]}"
-    if loc[:2] == ["eval", "sets"]:
-        return f"{'.'.join(loc)}: missing; a set is added by {'.'.join(loc[:3])}=SOURCE"
-    return f"{'.'.join(loc)}: missing; the recipe's defaults must begin with one of conf/'s roots"
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the classes of all sections in a type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from _models(field.annotation)
+    for part in get_args(annotation):
+        yield from _models(part)
 
 
 # --- Fields of TRL's configurations outside our schema ---
