@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,8 @@ from warm import processes_in
 
 from think_as_locals.cli import main
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.sweeps.runner import STATUS, STOP, run_job
+from think_as_locals.sweeps import runner
+from think_as_locals.sweeps.runner import LOG, STATUS, STOP, read_status, run_job
 from think_as_locals.sweeps.sweep import check_launcher, plan, split_overrides, sweep
 from think_as_locals.types import ConfigError
 
@@ -87,6 +89,35 @@ def test_sweep_option_without_the_flag_exits_2_with_a_hint(
         main()
     assert ended.value.code == 2
     assert "tal run -m recipes/quickstart.yaml" in capsys.readouterr().err
+
+
+NODE = """
+trap 'echo stopping; signals=$((signals + 1))' TERM
+while [ "${signals:-0}" -lt 2 ]; do sleep 0.05; done
+exit 143
+"""
+
+
+def test_running_job_gets_a_signal_for_each_that_the_sweep_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (node := tmp_path / "launch" / "node.sh").parent.mkdir()
+    node.write_text(NODE)
+    monkeypatch.setattr(runner, "ASSETS", tmp_path)
+    (job := tmp_path / "mine").mkdir()
+    (job / "quickstart.yaml").write_text("run: {launch: single}")
+
+    def stop_twice() -> None:
+        for count in (1, 2):
+            while not (job / LOG).is_file() or (job / LOG).read_text().count("stopping") < count - 1:
+                time.sleep(0.05)
+            time.sleep(0.2)  # until the trap is set
+            with (tmp_path / STOP).open("ab") as file:
+                file.write(b".")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(stop_twice)
+        run_job(job)
+    assert (job / LOG).read_text().count("stopping") == 2
+    assert read_status(job) == 75
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,9 @@ def _data_faults(place: str, data: DataSection, are_training_items: bool) -> Ite
 
 
 def _side_faults(place: str, section: DemonstrationConfig | EditConfig | EvalSetSection | TaskSection) -> Iterator[str]:
-    for name, data in section.data.sources.items() if section.items == "validation" else ():
-        if data.validation_share is None:
-            within = f"data.mix.{name}" if isinstance(section.data, MixSection) else "data"
-            items, share = (f"{place}.{key}".lstrip(".") for key in ("items", f"{within}.validation_share"))
-            yield f"{items}: no validation items are held out: set {share}, or choose other {items}"
+    shares = [data.validation_share for data in section.data.sources.values()]
+    if section.items == "validation" and None in shares:
+        yield f"{place}.items: no validation items are held out: set validation_share of its data".lstrip(".")
 
 
 def prompt_faults(place: str, name: str | None) -> list[str]:
@@ -134,7 +132,7 @@ def _local_faults(place: str, section: LocalModelSection) -> Iterator[str]:
 
 def _grpo_faults(place: str, grpo: GrpoSection) -> Iterator[str]:
     if grpo.max_steps == 0:
-        yield f"{place}.max_steps: got 0, expected at least 1, or -1 for as many as {place}.num_train_epochs takes"
+        yield f"{place}.max_steps: got 0, expected at least 1, or -1 for {place}.num_train_epochs"
 
 
 def _task_faults(place: str, section: TaskSection) -> Iterator[str]:
@@ -166,14 +164,11 @@ def _prompt_faults(config: RunConfig) -> Iterator[str]:
     """Check that what the prompt asks for can be rewarded."""
     prompt = config.prompt.template
     if prompt in RATING_PROMPTS:
-        known = ", ".join((*GRAMMAR_PROMPTS, *VERDICT_PROMPTS))
-        why = "asks for a rating of one response, and training presents all responses of an item"
-        yield f"prompt.template: {prompt} {why}: choose one that asks for a verdict ({known})"
+        yield f"prompt.template: {prompt} asks for a rating of one response: choose one that asks for a verdict"
     needs = [name for name in ("criteria_gain", "rubric_quality") if config.reward.weighted().get(name)]
     if prompt in VERDICT_PROMPTS and needs:
         scores = f"scores the rubric of our grammar, which prompt {prompt} does not ask for"
-        fitting = [name for name in GRAMMAR_PROMPTS if "rubric_quality" not in needs or name not in _WITHOUT_RUBRIC]
-        yield f"reward.weights.{needs[0]}: {scores}: set it to 0, or choose {', '.join(fitting)}"
+        yield f"reward.weights.{needs[0]}: {scores}: set it to 0, or choose prompt=listwise"
     if prompt in _WITHOUT_RUBRIC and "rubric_quality" in needs:
         asks = f"prompt {prompt} does not ask for what it rewards"
         yield f"reward.weights.rubric_quality: {asks}: choose prompt=compact_rubric or listwise, or set it to 0"
@@ -188,15 +183,13 @@ def _sft_faults(config: RunConfig) -> Iterator[str]:
         return
     biased = {name: value for name, value in sft if name.startswith("biased_")}
     if not scratch and any(value is not None for value in biased.values()):
-        teaches = "trainer=cold_start_grpo teaches deliberate errors, with learning rates for random weights"
-        remedy = "choose trainer=demonstrated_grpo sft.data=FILE, a file that `tal demonstrate` writes"
-        yield f"sft: {teaches}; {config.model.path} is pretrained: {remedy}"
+        remedy = "choose trainer=demonstrated_grpo sft.data=FILE, which `tal demonstrate` writes"
+        yield f"sft: trainer=cold_start_grpo is for random weights; {config.model.path} is pretrained: {remedy}"
         return
     if sft.data is None and (unset := [f"sft.{name}" for name, value in biased.items() if value is None]):
         yield f"sft.data: got null, expected a file that `tal demonstrate` wrote, or set {', '.join(unset)}"
     if sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None):
-        more = "" if sft.data is None else ", or -1 for as many as sft.num_train_epochs takes"
-        yield f"sft.max_steps: got {sft.max_steps}, expected at least 1{more}"
+        yield f"sft.max_steps: got {sft.max_steps}, expected at least 1, or -1 for sft.num_train_epochs of sft.data"
     if (sft.biased_wrong or 0.0) + (sft.biased_right or 0.0) > 1:
         yield "sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1"
 
