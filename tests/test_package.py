@@ -87,7 +87,7 @@ def test_client_extra_queries_a_server_without_torch(tmp_path: Path) -> None:
     ("extras", "code"),
     [
         (("train", "serve"), "import think_as_locals.serving.server, think_as_locals.serving.app"),
-        (("train", "sweep"), "import think_as_locals.sweeps.sweep, optuna, hydra_plugins.hydra_joblib_launcher"),
+        (("train", "sweep"), "import think_as_locals.sweeps.sweep, hydra_plugins.hydra_joblib_launcher"),
         (
             ("inspect",),
             "import think_as_locals.integrations.inspect_tasks as tasks; assert tasks.carb(max_items=2).dataset",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import QUICK, SMALL, Tal
@@ -17,7 +16,8 @@ from think_as_locals.run import start
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.sweeps import sweep
-from think_as_locals.sweeps.jobs import JOBS, STATUS
+from think_as_locals.sweeps.runner import STATUS
+from think_as_locals.sweeps.sweep import JOBS
 from think_as_locals.types import Item
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ VARIANTS = ("full", "without_gain", "without_correctness")
 
 
 def run_jobs_sequentially(
-    names: Sequence[str], folder: Path, settings: Any, received: Any, lock: int, on_end: Callable[[str], None]
+    names: Sequence[str], folder: Path, launcher: Sequence[str], lock: int, on_end: Callable[[str], None]
 ) -> None:
     """Jobs of a sweep in this process, which has what each of them would import."""
     for name in names:
@@ -80,8 +80,8 @@ def test_pipeline_runs_from_teacher_to_leaderboard_and_r2(
     small = [word for word in (*SMALL, *QUICK) if not word.startswith(("sft.", "model.scratch."))]
     swept = tal("run", "-m", "ablations_quickstart", *small, *base, "grpo.max_steps=1", runs, "run.name=ablations")
     assert swept.status == 0, swept.err
-    table = json.loads((tmp_path / "ablations" / "variants.json").read_text())["variants"]
-    assert [row["name"] for row in table] == ["base of full", *VARIANTS]
+    table = json.loads((tmp_path / "ablations" / "sweep.json").read_text())["judges"]
+    assert (table[0]["name"], {row["name"] for row in table[1:]}) == ("base of full", {*VARIANTS})
     assert all(row["against_base"] and row["n"] == 4 for row in table[1:])
 
     judges = {"old": model, "new": fresh.model, "base": fresh.cold_start.model}

@@ -27,7 +27,7 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.serving.app import create_app
 from think_as_locals.serving.server import load_server
-from think_as_locals.sweeps.jobs import JOBS
+from think_as_locals.sweeps.sweep import JOBS
 
 SMALL = ["eval.max_items=8", "eval.bootstrap_samples=50", "data.languages=[en]"]
 """Behind an evaluation's own words."""
@@ -74,9 +74,9 @@ def _starts(reader: Reader, words: list[str]) -> None:
 def _sweeps(reader: Reader, typed: Command) -> None:
     started: list[str] = []
     reader.monkeypatch.setattr("think_as_locals.sweeps.sweep.launch", lambda names, *_: started.extend(names))
-    words = [re.sub(r"(num_trials)=\d+", r"\1=2", word) for word in reader.words(typed)]
+    words = reader.words(typed)
     status, output = reader.tal(*words[1:])
-    # Two values each, or two trials in one interval, of each variant; none of the jobs is done.
+    # Two values each, of each variant; none of the jobs is done.
     (recipe,) = (word for word in words if word.endswith(".yaml"))
     variants = compose_recipe(recipe)["variants"] or [recipe]
     assert (status, len(started)) == (1, len(variants) * 2 ** sum("," in word for word in words)), output

@@ -42,3 +42,14 @@ def test_launch_processes_take_disjoint_gpus(
         return
     gpus.take_own_gpus()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_without_cuda_visible_devices_all_gpus_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 0\necho 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus.visible_gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert gpus.visible_gpus() == []

@@ -166,8 +166,8 @@ def _doctor(arguments: Namespace) -> None:
 
 
 def _recipes(_: Namespace) -> None:
-    """Print the name of each recipe and what it does, its first comment."""
-    _print_grid((path.stem, path.read_text(encoding="utf-8").splitlines()[1].lstrip("# ")) for path in recipes())
+    """Print the name of each recipe and what it does, its first comment after the line that launches it."""
+    _print_grid((path.stem, path.read_text(encoding="utf-8").splitlines()[2].lstrip("# ")) for path in recipes())
 
 
 def _show(arguments: Namespace) -> None:

@@ -9,7 +9,6 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from think_as_locals.config.compose import nearest
-from think_as_locals.config.launch import find_launch
 from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
@@ -26,12 +25,10 @@ from think_as_locals.config.schema import (
     DataSection,
     EvalSetSection,
     GrpoSection,
-    ItemsConfig,
     MixSection,
     ModelSection,
     PromptSection,
     RunConfig,
-    RunSection,
     ScpoConfig,
     sections,
 )
@@ -42,7 +39,6 @@ from think_as_locals.types import (
     TEST,
     VALIDATION,
     VERDICT_PROMPTS,
-    ConfigError,
     RewardName,
     shown,
 )
@@ -54,13 +50,6 @@ _SOURCE_KEYS = {  # keys of `data` that only some sources read
     "labels": ("rows", "crisp_rm", "helpsteer3", "include", "m_rewardbench"),
 }
 _WITHOUT_RUBRIC = ("compact", "compact_responses_first")  # grammar prompts that ask for no rubric that can be scored
-_NOT_TRAINING_ITEMS = "evaluation items are all kept"
-_NO_PROMPT_LIMIT: dict[type[BaseModel], str] = {  # why `data.max_prompt_tokens` has no effect there
-    ItemsConfig: "no tokenizer is here",
-    DemonstrationConfig: "a run's own data.max_prompt_tokens applies to its training items",
-    PolicyConfig: "all prompts of a policy are used",
-    ScpoConfig: "scpo.max_length is the limit of SCPO",
-}
 
 
 def rule_faults(config: BaseModel) -> list[str]:
@@ -71,8 +60,7 @@ def rule_faults(config: BaseModel) -> list[str]:
             if isinstance(section, kind):
                 faults += rule(place, section)
         if isinstance(section, DataSection):
-            own = None if isinstance(config, RunConfig) else _NO_PROMPT_LIMIT.get(type(config), _NOT_TRAINING_ITEMS)
-            faults += _data_faults(place, section, own if place.startswith("data") else _NOT_TRAINING_ITEMS)
+            faults += _data_faults(place, section, isinstance(config, RunConfig) and place.startswith("data"))
     for whole, kind in _RECIPE_RULES.items():
         if isinstance(config, kind):
             faults += whole(config)
@@ -82,25 +70,17 @@ def rule_faults(config: BaseModel) -> list[str]:
 # Rules of one section, whatever recipe it is in.
 
 
-def _run_faults(place: str, run: RunSection) -> Iterator[str]:
-    try:
-        if run.launch is not None:
-            find_launch(run.launch)
-    except ConfigError as error:
-        yield f"{place}.launch: {error}"
-
-
 def _model_faults(place: str, model: ModelSection) -> Iterator[str]:
     if (model.path is None) == (model.scratch is None):
         got = "neither" if model.path is None else "both"
         yield f"{place}: got {got} of model.path and model.scratch, expected one of them"
 
 
-def _data_faults(place: str, data: DataSection, no_limit_reason: str | None) -> Iterator[str]:
-    """Check keys that a source does not read; `no_limit_reason` says why the length of prompts has no limit there."""
-    if no_limit_reason and data.max_prompt_tokens is not None:
-        got = f"{place}.max_prompt_tokens: got {data.max_prompt_tokens}"
-        yield f"{got}, which is for a judge's training items: set it to null ({no_limit_reason})"
+def _data_faults(place: str, data: DataSection, are_training_items: bool) -> Iterator[str]:
+    """Check keys that a source does not read."""
+    if data.max_prompt_tokens is not None and not are_training_items:
+        got = f"got {data.max_prompt_tokens}, which is for a judge's training items"
+        yield f"{place}.max_prompt_tokens: {got}: set it to null"
     if data.path is not None and data.source.endswith("_cards"):
         remedy = f"choose {place}=jsonl, or the source of these rows, or set {place}.path=null"
         yield f"{place}.path: got {shown(data.path)}, but {data.source} is embedded: {remedy}"
@@ -111,11 +91,9 @@ def _data_faults(place: str, data: DataSection, no_limit_reason: str | None) -> 
 
 
 def _side_faults(place: str, section: DemonstrationConfig | EditConfig | EvalSetSection | TaskSection) -> Iterator[str]:
-    for name, data in section.data.sources.items() if section.items == "validation" else ():
-        if data.validation_share is None:
-            within = f"data.mix.{name}" if isinstance(section.data, MixSection) else "data"
-            items, share = (f"{place}.{key}".lstrip(".") for key in ("items", f"{within}.validation_share"))
-            yield f"{items}: no validation items are held out: set {share}, or choose other {items}"
+    shares = [data.validation_share for data in section.data.sources.values()]
+    if section.items == "validation" and None in shares:
+        yield f"{place}.items: no validation items are held out: set validation_share of its data".lstrip(".")
 
 
 def prompt_faults(place: str, name: str | None) -> list[str]:
@@ -154,7 +132,7 @@ def _local_faults(place: str, section: LocalModelSection) -> Iterator[str]:
 
 def _grpo_faults(place: str, grpo: GrpoSection) -> Iterator[str]:
     if grpo.max_steps == 0:
-        yield f"{place}.max_steps: got 0, expected at least 1, or -1 for as many as {place}.num_train_epochs takes"
+        yield f"{place}.max_steps: got 0, expected at least 1, or -1 for {place}.num_train_epochs"
 
 
 def _task_faults(place: str, section: TaskSection) -> Iterator[str]:
@@ -169,7 +147,6 @@ def _task_faults(place: str, section: TaskSection) -> Iterator[str]:
 
 
 _SECTION_RULES: dict[Callable[[str, Any], Iterator[str]], Any] = {
-    _run_faults: RunSection,
     _model_faults: ModelSection,
     _query_faults: PromptSection | JudgeSection | ServerSection,
     _orders_faults: EvalSetSection | JudgeSection | ServerSection,
@@ -187,14 +164,11 @@ def _prompt_faults(config: RunConfig) -> Iterator[str]:
     """Check that what the prompt asks for can be rewarded."""
     prompt = config.prompt.template
     if prompt in RATING_PROMPTS:
-        known = ", ".join((*GRAMMAR_PROMPTS, *VERDICT_PROMPTS))
-        why = "asks for a rating of one response, and training presents all responses of an item"
-        yield f"prompt.template: {prompt} {why}: choose one that asks for a verdict ({known})"
+        yield f"prompt.template: {prompt} asks for a rating of one response: choose one that asks for a verdict"
     needs = [name for name in ("criteria_gain", "rubric_quality") if config.reward.weighted().get(name)]
     if prompt in VERDICT_PROMPTS and needs:
         scores = f"scores the rubric of our grammar, which prompt {prompt} does not ask for"
-        fitting = [name for name in GRAMMAR_PROMPTS if "rubric_quality" not in needs or name not in _WITHOUT_RUBRIC]
-        yield f"reward.weights.{needs[0]}: {scores}: set it to 0, or choose {', '.join(fitting)}"
+        yield f"reward.weights.{needs[0]}: {scores}: set it to 0, or choose prompt=listwise"
     if prompt in _WITHOUT_RUBRIC and "rubric_quality" in needs:
         asks = f"prompt {prompt} does not ask for what it rewards"
         yield f"reward.weights.rubric_quality: {asks}: choose prompt=compact_rubric or listwise, or set it to 0"
@@ -209,15 +183,13 @@ def _sft_faults(config: RunConfig) -> Iterator[str]:
         return
     biased = {name: value for name, value in sft if name.startswith("biased_")}
     if not scratch and any(value is not None for value in biased.values()):
-        teaches = "trainer=cold_start_grpo teaches deliberate errors, with learning rates for random weights"
-        remedy = "choose trainer=demonstrated_grpo sft.data=FILE, a file that `tal demonstrate` writes"
-        yield f"sft: {teaches}; {config.model.path} is pretrained: {remedy}"
+        remedy = "choose trainer=demonstrated_grpo sft.data=FILE, which `tal demonstrate` writes"
+        yield f"sft: trainer=cold_start_grpo is for random weights; {config.model.path} is pretrained: {remedy}"
         return
     if sft.data is None and (unset := [f"sft.{name}" for name, value in biased.items() if value is None]):
         yield f"sft.data: got null, expected a file that `tal demonstrate` wrote, or set {', '.join(unset)}"
     if sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None):
-        more = "" if sft.data is None else ", or -1 for as many as sft.num_train_epochs takes"
-        yield f"sft.max_steps: got {sft.max_steps}, expected at least 1{more}"
+        yield f"sft.max_steps: got {sft.max_steps}, expected at least 1, or -1 for sft.num_train_epochs of sft.data"
     if (sft.biased_wrong or 0.0) + (sft.biased_right or 0.0) > 1:
         yield "sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1"
 
@@ -265,12 +237,7 @@ def _component_faults(config: RunConfig) -> Iterator[str]:
 
 
 def _reward_faults(config: RunConfig) -> Iterator[str]:
-    reward, grpo = config.reward, config.grpo
-    weighted, (low, high) = reward.weighted(), reward.criteria_gain.clip
-    if not weighted:
-        yield f"reward.weights: all are 0 ({', '.join(reward.weights)}): set one above 0"
-    if low >= high:
-        yield f"reward.criteria_gain.clip: got [{low}, {high}], expected a low end below the high one"
+    reward, grpo, weighted = config.reward, config.grpo, config.reward.weighted()
     if "criteria_gain" in weighted and reward.criteria_gain.scorer == "reference" and not grpo.beta:
         yield "reward.criteria_gain.scorer: no reference model with grpo.beta=0: raise it, or set policy"
     if "consistency" in weighted and not reward.both_orders:
@@ -307,8 +274,6 @@ def _evaluation_faults(config: EvaluationConfig) -> Iterator[str]:
             yield f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise"
     if config.sample is not None and config.eval.candidates is not None:
         yield "eval.candidates: the candidates are sampled here: set it to null, or choose sample=none"
-    if config.sample is not None and len(config.rms) < 3:
-        yield f"rms: got {len(config.rms)}, expected at least 3 reward models: r2 over fewer says nothing"
 
 
 def _policy_faults(config: PolicyConfig) -> Iterator[str]:
@@ -320,9 +285,6 @@ def _scpo_faults(config: ScpoConfig) -> Iterator[str]:
     scpo = config.scpo
     if (config.model.scratch is None) != (config.global_rm is None):
         yield "global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm=none"
-    for key, values in (("variants", scpo.variants), ("seeds", scpo.seeds), ("pair_counts", scpo.pair_counts)):
-        if len(set(values)) < len(values):
-            yield f"scpo.{key}: got {shown(list(values))}, expected each once"
     if unknown := set(scpo.keep_models).difference(scpo.variants):
         names, known = ", ".join(sorted(unknown)), ", ".join(scpo.variants)
         yield f"scpo.keep_models: {names} is not among scpo.variants: expected [], or some of {known}"

@@ -26,12 +26,12 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
 FunctionPath = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$")]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")]
-KEY_VENDORS = (
+_KEY_VENDORS = (
     *("ANTHROPIC", "AZURE_OPENAI", "CEREBRAS", "COHERE", "DASHSCOPE", "DEEPSEEK", "FIREWORKS", "GEMINI", "GROQ"),
     *("MISTRAL", "MOONSHOT", "NVIDIA", "OPENAI", "OPENROUTER", "SGLANG", "TOGETHER", "VLLM", "XAI"),
 )
 # A recipe may be somebody else's, and its url theirs: it names none of the other secrets in the environment.
-KeyVariable = Annotated[str, Field(pattern=rf"^(TAL_[A-Z0-9_]+|({'|'.join(KEY_VENDORS)})_API_KEY)$")]
+KeyVariable = Annotated[str, Field(pattern=rf"^(TAL_[A-Z0-9_]+|({'|'.join(_KEY_VENDORS)})_API_KEY)$")]
 ModelPath = Annotated[str, AfterValidator(os.path.expanduser)]  # or Hub id; a shell leaves ~ behind `key=` as it is
 Share = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy takes them

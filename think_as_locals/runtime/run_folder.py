@@ -87,7 +87,6 @@ class RunFolder(StageFolder):
         self.steering: Final = path / "scpo.json"  # of an SCPO run; beside it scpo.md
         self.steered_models: Final = path / "models"  # of an SCPO run
         self.sweep: Final = path / "sweep.json"  # of a sweep; beside it sweep.md
-        self.variants: Final = path / "variants.json"  # of a sweep over variants; beside it variants.md
         self.edits: Final = path / "edits.jsonl"  # of an editor; written last
         self.yields: Final = path / "yield.json"  # number of items with demonstrations or edits
 
@@ -100,7 +99,6 @@ class RunFolder(StageFolder):
     def findings(self) -> Path:
         """The JSON document with the results of a run or a sweep, which `tal run --json` prints."""
         documents = [
-            self.variants,
             self.sweep,
             self.steering,
             self.leaderboard,
