@@ -13,13 +13,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
-from think_as_locals.config.model_schema import (
-    DemonstrationConfig,
-    EditConfig,
-    EvaluationConfig,
-    PolicyConfig,
-    SampleConfig,
-)
+from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig, SampleConfig
 from think_as_locals.config.rules import rule_faults
 from think_as_locals.config.schema import (
     KEY_VENDORS,
@@ -60,10 +54,9 @@ _PATTERNS = {  # descriptions of patterns
 _NAMED_SECTIONS = {  # sections that hold others by name
     "data.mix": "sources by name, each added by data.mix.NAME=SOURCE",
     "rms": "reward models by name, each added by rms.NAME=KIND: judge, server, classifier, implicit, constant",
-    "tasks": "tasks by name, each added by tasks.NAME=TASK",
 }
 
-Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig | PolicyConfig
+Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig
 """What a recipe becomes, as `_KINDS` says."""
 
 
@@ -77,8 +70,7 @@ class _Kind(NamedTuple):
 
 
 _KINDS = (
-    _Kind("grpo", RunConfig, "trains a judge", absent_section="rm"),
-    _Kind("rm", PolicyConfig, "trains a policy"),
+    _Kind("grpo", RunConfig, "trains a judge"),
     _Kind("rms", EvaluationConfig, "evaluates reward models"),
     _Kind("scpo", ScpoConfig, "steers a reward model"),
     _Kind("teacher", DemonstrationConfig, "asks a teacher for demonstrations"),
@@ -124,8 +116,6 @@ def load_data_config(overrides: Sequence[str]) -> ItemsConfig:
 def validate(values: Mapping[str, Any]) -> Config:
     """Validate a composed configuration of any kind."""
     kinds = [kind for kind in _KINDS if kind.section in values and kind.absent_section not in values]
-    if "rm" in values and "reward" in values:  # a section of a policy, added to a recipe that trains a judge
-        kinds = [_KINDS[0], *kinds]
     if len(kinds) > 1:
         owners = ", ".join(f"{kind.section}.* belongs to a recipe that {kind.action}" for kind in kinds)
         raise ConfigError(
@@ -191,7 +181,7 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
             remedy = f"set data.mix.NAME.{loc[1]}, and drop this one (~{place})"
             return f"{place}: each source of a mix has its own: {remedy}"
         return f"{place}: no such key{nearest(place, known)}"
-    if place in _NAMED_SECTIONS or (parent in ("rms", "tasks") and kind != "missing"):
+    if place in _NAMED_SECTIONS or (parent == "rms" and kind != "missing"):
         return f"{place}: got {shown(got)}, expected {_NAMED_SECTIONS.get(place) or _NAMED_SECTIONS[parent]}"
     if kind == "union_tag_invalid":
         tags = context["expected_tags"].replace("'", "").split(", ")
