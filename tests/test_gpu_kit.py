@@ -17,17 +17,7 @@ AT_MOST_CLAIM = Claim("error", "it is exact", 0.5)
 CHECK = replace(CHECKS[0], claims=(AT_LEAST_CLAIM, AT_MOST_CLAIM))
 
 
-CHECKS_WITHOUT_VLLM = [
-    "machine",
-    "attention",
-    "flex",
-    "log_probs",
-    "update_1k",
-    "doctor_memory",
-    "weights",
-    "ddp",
-    "scpo_llama",
-]
+CHECKS_WITHOUT_VLLM = ["machine", "attention", "flex", "log_probs", "update_1k", "weights", "ddp", "scpo_llama"]
 """A check for each function that needs no vLLM."""
 
 

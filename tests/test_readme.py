@@ -50,8 +50,6 @@ PACKAGE = ROOT / "think_as_locals"
 def reader(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> Reader:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    # What runs here instead is in test_launch.py: to compose every recipe takes seconds.
-    monkeypatch.setattr("think_as_locals.machine.doctor.recipes", list)
     return Reader(tmp_path, request, monkeypatch, tal)
 
 
@@ -140,6 +138,9 @@ def test_python_block_runs(reader: Reader, item: Item, block: Block, monkeypatch
         assert names["answer"].choices[0].message.judgement["verdict"] == 1
     elif block.text == OWN_REWARDS:
         assert names["local_words"](parse("With palms, with elbows.", 4), item) == 0.25
+    elif "trainer" in names:
+        rewards = [log for log in names["trainer"].state.log_history if "rewards/judge_rewards/mean" in log]
+        assert (names["trainer"].state.global_step, len(rewards) > 0) == (2, True)
     elif "messages" in names:
         assert names["messages"][-1]["role"] == "user"
         assert (names["judgement"].verdict, names["breakdown"].parts["correctness"]) == (None, -1)
@@ -196,7 +197,6 @@ def test_mentioned_configuration_keys_exist() -> None:
     by_name = ["data=mix", "data.mix.NAME=culture_cards", "eval.sets.NAME=culture_cards"]
     by_name += ["eval.sets.carb=carb", "eval.sets.carb.data.path=FILE"]
     composed.append(compose_recipe("recipes/tal_grpo.yaml", by_name))
-    composed.append(compose_recipe("recipes/policy_grpo.yaml", ["tasks.NAME=prompts"]))
     sections = {key for values in composed for key, value in values.items() if isinstance(value, dict)} - {"rms"}
     keys = {word.partition("=")[0] for span in spans() for word in span.split() if "pkg://" not in word}  # verl's
     for key in keys:

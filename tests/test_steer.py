@@ -46,7 +46,7 @@ from think_as_locals.scpo import trainer as scpo_trainer
 from think_as_locals.scpo.results import VariantResult, fitting_requests, read_result, score_responses
 from think_as_locals.scpo.select import minority_ids, select_pairs
 from think_as_locals.scpo.trainer import make_trainer
-from think_as_locals.types import ConfigError, DataError, Item, RunStoppedError
+from think_as_locals.types import DataError, Item, RunStoppedError
 
 pytestmark = pytest.mark.slow
 
@@ -464,13 +464,6 @@ def test_released_mode_keeps_long_pairs_and_uses_its_own_test_split(tmp_path: Pa
     assert len(scores_of(run)) == 30
     shorter = steer(tmp_path / "corrected", *overrides, recipe="recipes/scpo_prism.yaml")
     assert found(shorter)["left_out"] == 2
-
-
-def test_threshold_for_an_absent_country_is_rejected(tmp_path: Path) -> None:
-    tuned = ["scpo.variants=[scpo,scpo_tuned]", "scpo.country_filter_thresholds={TG: 0.5}"]
-    message = "scpo.country_filter_thresholds: got TG, expected codes among those of the pairs: JP, TH"
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        steer(tmp_path, *FEW, *tuned)
 
 
 def test_run_fails_if_all_pairs_are_too_long(loaded: list[str], tmp_path: Path) -> None:

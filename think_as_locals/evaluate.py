@@ -75,7 +75,6 @@ def plan(config: EvaluationConfig, data: EvaluationData) -> list[tuple[str, str]
         ("reward models", ", ".join(config.rms)),
         ("items", f"{describe_items(data.items)} ({config.data.source}, {config.eval.items})"),
         *plan_sample(config, data.questions),
-        ("memory", "estimated only for training"),
     ]
 
 

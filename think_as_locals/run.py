@@ -18,7 +18,6 @@ from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
-    PolicyConfig,
     SampleConfig,
     TrainingConfig,
 )
@@ -44,7 +43,6 @@ class Program(NamedTuple):
 
 PROGRAMS: dict[type[Config], Program] = {
     RunConfig: Program("run:load_training", "train:plan", "train:run"),
-    PolicyConfig: Program("policy:load_data", "policy:plan", "policy:run"),
     ScpoConfig: Program("run:load_pairs", "steer:plan", "steer:run"),
     EvaluationConfig: Program("evaluate:load_data", "evaluate:plan", "evaluate:run"),
     SampleConfig: Program("evaluate:load_questions", "evaluate:plan_sample", "evaluate:sample"),
@@ -77,10 +75,7 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
     config = load_single(recipe, overrides)
     run_folder(config)
     data = load_data(config)
-    if isinstance(config, TrainingConfig):
-        from think_as_locals.training.grpo import check_arguments
-
-        check_arguments(config, len(data.train), read_launch(config.run.launch).processes)
+    _check(config, data, read_launch(config.run.launch).processes)
     rows = _function(PROGRAMS[type(config)].plan)(config, data)
     lacking = [("lacking here", fault) for fault in missing_for(config)]
     return [*rows, ("runs folder", config.run.dir), *lacking]
@@ -97,7 +92,6 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     if int(os.environ.get("RANK", "0")) == 0:
         config = _load_config(recipe, overrides)
         data, trains = load_data(config), isinstance(config, TrainingConfig)
-        config = _fitted(config, data, recipe, overrides)
     elif trains:
         apply_launch(settings.get("run", {}).get("launch"))
     peers = Peers()
@@ -130,7 +124,7 @@ def _load_config(recipe: str, overrides: Sequence[str]) -> Config:
     config = load_single(recipe, overrides)
     if (launched := apply_launch(config.run.launch)) is not None:
         print(launched)
-    preflight(config, recipe, overrides)
+    preflight(config)
     return config
 
 
@@ -174,39 +168,30 @@ def load_pairs(config: ScpoConfig) -> Splits:
     from think_as_locals.data.sources.prism import released_test_people
     from think_as_locals.data.splits import split_people
 
-    data, scpo, by_country = config.data, config.scpo, config.mode.split == "by_country"
+    data, by_country = config.data, config.mode.split == "by_country"
     pairs = read(data, config.seed)
-    known = sorted({str(item.culture) for item in pairs})
-    for key in ("country_filter_thresholds", "country_learning_rates"):
-        if unknown := sorted(set(getattr(scpo, key)).difference(known)):
-            expected = f"expected codes among those of the pairs: {', '.join(known)}"
-            raise ConfigError(f"scpo.{key}: got {', '.join(unknown)}, {expected}")
     released = data.source == "prism" and not by_country
     test = released_test_people(path_of(data), data.test_share, config.seed) if released else None
     return split_people(pairs, data.test_share, config.seed, by_country=by_country, test=test)
 
 
-def _fitted(config: Config, data: Any, recipe: str, overrides: Sequence[str]) -> Config:
-    """Return the configuration with what follows from data and GPU, after the checks of the data."""
-    from think_as_locals.data.load import check_leaks
-    from think_as_locals.machine.memory import fitted, longest_answer, longest_sequence
-
+def _check(config: Config, data: Any, processes: int | None = None) -> None:
+    """Check a training's data and arguments for this many processes (`None`: those that have joined)."""
     if isinstance(config, RunConfig):
+        from think_as_locals.data.load import check_leaks
+
         check_leaks(config, data)
-        return fitted(config, partial(longest_sequence, config, data), recipe, overrides)
-    if isinstance(config, PolicyConfig):
-        return fitted(config, partial(longest_answer, config, data.prompts), recipe, overrides)
-    return config
+    if isinstance(config, TrainingConfig):
+        from think_as_locals.training.grpo import check_arguments
+
+        check_arguments(config, len(data.train), processes)
 
 
 def _open(config: Config, data: Any, lock: ExitStack) -> RunFolder:
     """Open and lock the folder of a run, after the last check."""
     from think_as_locals.judging.rewards import keep_sources
 
-    if isinstance(config, TrainingConfig):
-        from think_as_locals.training.grpo import check_arguments
-
-        check_arguments(config, len(data.train))
+    _check(config, data)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
     if isinstance(config, RunConfig):

@@ -14,6 +14,7 @@ from accelerate import PartialState
 from rich.console import Console
 from rich.progress import Progress
 
+from think_as_locals.config.launch import read_launch
 from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.data import Splits
 from think_as_locals.data.load import describe_items
@@ -22,7 +23,7 @@ from think_as_locals.data.sources.globalopinionqa import others_reference, read_
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import by_response
-from think_as_locals.machine.hours import estimates
+from think_as_locals.machine.memory import describe
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
@@ -60,7 +61,7 @@ def plan(config: ScpoConfig, pairs: Splits) -> list[tuple[str, str]]:
         ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
         ("training items", f"{describe_items(pairs.train)} ({config.data.source})"),
         ("test items", describe_items(pairs.test)),
-        *estimates(config, len(pairs.train)),
+        ("memory", describe(config, read_launch(config.run.launch))),
     ]
 
 

@@ -14,16 +14,16 @@ from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from think_as_locals.config.launch import read_launch
+from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.schema import RunConfig, SftSection
-from think_as_locals.data.load import EvalSet, TrainingData, check_leaks, describe_items
+from think_as_locals.data.load import EvalSet, TrainingData, describe_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.evaluation.report import FROM_SCRATCH, is_randomly_initialised, next_steps, write_report
 from think_as_locals.judging import render, render_presented
-from think_as_locals.machine.hours import estimates, steps_of
+from think_as_locals.machine.memory import describe
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long
@@ -37,7 +37,6 @@ from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 from think_as_locals.training.grpo import (
     MAX_CHECKED,
     JudgeTrainer,
-    check_arguments,
     count_prompt_tokens,
     gather_shares,
     policy_engine,
@@ -53,9 +52,8 @@ _MORE_BYTES = 500  # at most, that a chat template and the names of culture and 
 
 
 def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
-    """Return what a run would do, after the check for leaks."""
+    """Return what a run would do."""
     grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(config.run.launch)
-    check_leaks(config, data)
     steps = steps_of(config, launch, len(data.train))
     batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
     times, judged = 1 + math.ceil(steps / every), sum(len(each.items) * each.orders for each in data.sets.values())
@@ -68,8 +66,22 @@ def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"set {name}", f"{describe_items(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
         ("evaluations", f"{times:,} of {judged:,} judgements each: before GRPO, every {every} steps and at the end"),
-        *estimates(config, len(data.train), judged),
+        ("memory", describe(config, launch)),
     ]
+
+
+def steps_of(config: RunConfig, launch: Launch, items: int) -> int:
+    """Return the optimizer steps of a run on `items` training items, as TRL counts them."""
+    grpo, more = config.grpo, config.grpo.model_extra or {}
+    if grpo.max_steps > 0:
+        return grpo.max_steps
+    rows = grpo.per_device_train_batch_size * launch.processes
+    sampled = more.get("generation_batch_size")
+    sampled = sampled or rows * (more.get("steps_per_generation") or grpo.gradient_accumulation_steps)
+    batches = items * grpo.num_generations // sampled  # what does not fill the last one is left out of an epoch
+    micro_steps = batches * (sampled // rows) * more.get("num_iterations", 1)
+    steps_in_epoch: int = max(1, math.ceil(micro_steps / grpo.gradient_accumulation_steps))
+    return math.ceil(grpo.num_train_epochs * steps_in_epoch)
 
 
 def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
@@ -154,12 +166,8 @@ def grpo(
     best_step = partial(carb.best_step, folder)
     checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, best_step, finish)
     trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
-    train_grpo(
-        *(trainer, config, folder, signals, console),
-        evaluate=partial(evaluate_policy, config, trainer, data.sets, hashes, folder, console),
-        file_of=partial(folder.evaluation, TEST),
-        take_rows=trainer.rewards.take_rows,
-    )
+    evaluate = partial(evaluate_policy, config, trainer, data.sets, hashes, folder, console)
+    train_grpo(trainer, config, folder, signals, console, evaluate)
     save_model(trainer, model, config.model, folder, AutoModelForCausalLM, finish)
 
 
@@ -173,13 +181,13 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
     """Return (and report) the training items whose prompts exceed the `max_prompt_tokens` of their source."""
     longest = {name: source.max_prompt_tokens for name, source in config.data.sources.items()}
     if set(longest.values()) == {None}:
-        check_context(config, model, data, data.train)
+        check_context(config, model, data.train)
         return set()
     limits = {item: longest[name] for item, name in zip(data.train, data.sources, strict=True)}
     items = [item for item, limit in limits.items() if limit is not None]
     found = dict[Item, int]()
     for reverse in (False, True) if config.reward.both_orders else (False,):
-        lengths = count_prompt_tokens(config, model, data, items, reverse)
+        lengths = count_prompt_tokens(config, model, items, reverse)
         found |= {item: n for item, n in zip(items, lengths, strict=True) if n > (limits[item] or n)}
     if len(found) == len(limits):
         shortest = min(found.values())
@@ -192,12 +200,11 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
             highlight=False,
             markup=False,
         )
-        check_arguments(config, sum(item not in found for item in data.train))
-    check_context(config, model, data, [item for item in data.train if item not in found])
+    check_context(config, model, [item for item in data.train if item not in found])
     return set(found)
 
 
-def check_context(config: RunConfig, model: str, data: TrainingData, items: Sequence[Item]) -> None:
+def check_context(config: RunConfig, model: str, items: Sequence[Item]) -> None:
     """Raise a DataError if prompts of training items leave no room for a completion in the model's context."""
     chosen = config.rollout.max_model_length if config.rollout.backend == "vllm_colocate" else None
     with reading_model(model):
@@ -211,7 +218,7 @@ def check_context(config: RunConfig, model: str, data: TrainingData, items: Sequ
     common = sum(len(message["content"].encode()) for message in messages) - sizes[0] + _MORE_BYTES
     largest = sorted(zip(sizes, items, strict=True), key=lambda each: -each[0])[:MAX_CHECKED]
     large = [item for size, item in largest if size + common >= most]
-    lengths = count_prompt_tokens(config, model, data, large)
+    lengths = count_prompt_tokens(config, model, large) if large else []
     if long := {item.id: n for item, n in zip(large, lengths, strict=True) if n >= most}:
         room = most - config.grpo.max_completion_length
         whole = f" ({room:,} leaves room for whole completions)" if room > 0 else ""

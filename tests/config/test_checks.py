@@ -19,7 +19,6 @@ from config.messages import (
     GRPO,
     HEAD,
     OPINIONS,
-    POLICY,
     PRISM,
     QUICKSTART,
     SAMPLE,
@@ -35,13 +34,7 @@ from transformers.trainer_utils import SchedulerType
 
 from think_as_locals.config.checks import Config, load_config, load_data_config, load_recipe, validate, validate_as
 from think_as_locals.config.compose import group_options, recipes
-from think_as_locals.config.model_schema import (
-    DemonstrationConfig,
-    EditConfig,
-    EvaluationConfig,
-    PolicyConfig,
-    SampleConfig,
-)
+from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig, SampleConfig
 from think_as_locals.config.schema import (
     DataSection,
     ItemsConfig,
@@ -59,7 +52,7 @@ from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMP
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
-EXCLUDED_GROUPS = {"rm", "sweep", "mode", "global_rm", "sample", "policy", "task"}
+EXCLUDED_GROUPS = {"rm", "sweep", "mode", "global_rm", "sample", "policy"}
 """Groups of which only an evaluation, a sweep, SCPO or samples choose; all but the first two are tested below."""
 RM_NEEDS = {
     "judge": ["path=x"],
@@ -160,26 +153,6 @@ def test_every_sample_task_loads_with_every_policy(task: str, policy: str) -> No
     assert (alone.sample.task, reloaded(alone), reloaded(before)) == (task, alone, before)
 
 
-@pytest.mark.parametrize("rm", RM_NEEDS)
-def test_policy_recipe_loads_with_every_reward_model_and_task(rm: str) -> None:
-    assert {*group_options()["task"]} == {*TASK_NEEDS}
-    given = [f"rm={rm}", *(f"rm.{need}" for need in RM_NEEDS[rm])]
-    given += ["tasks.asked=prompts", f"tasks.asked.scorer={rm}", *(f"tasks.asked.scorer.{n}" for n in RM_NEEDS[rm])]
-    given += ["tasks.blend=short_answers", "tasks.blend.data.path=x", "tasks.options.data=include"]
-    loaded = load_config(POLICY, [*given, "tasks.options.data.path=y", "lora=rank16"])
-    assert isinstance(loaded, PolicyConfig)
-    assert loaded.rm.kind == ("classifier" if rm in NAMED_CLASSIFIERS else rm)
-    assert loaded.tasks["asked"].scorer == loaded.rm
-    assert {name: (t.task, t.data.source) for name, t in loaded.tasks.items() if name != "judged"} == {
-        "options": ("multiple_choice", "include"),
-        "asked": ("prompts", "culture_cards"),
-        "blend": ("short_answers", "blend"),
-    }
-    assert loaded.lora is not None
-    assert loaded.grpo.learning_rate == load_recipe(GRPO, ["lora=rank16"]).grpo.learning_rate
-    assert reloaded(loaded) == loaded
-
-
 def test_teacher_loads_as_local_judge_or_server() -> None:
     loaded = load_config(DEMONSTRATE, TEACHER)
     served = load_config(DEMONSTRATE, ["teacher=server", "teacher.url=http://127.0.0.1:8000/v1", "teacher.model=x"])
@@ -233,7 +206,6 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
         (["sft.data=x"], "choose trainer=demonstrated_grpo"),
         (["trainer=demonstrated_grpo", "sft.data=null"], "sft.data: got null, expected a file that `tal"),
         (["sample.task=prompts"], "sample.* belongs to a recipe that draws candidates"),
-        (["rm.path=x"], "rm.* belongs to a recipe that trains a policy"),
         (["data=mix"], "data.mix: Dictionary should have at least 1 item"),
         (["data.mix.mine=blend", "data.mix.mine.path=x"], "data.mix: no such key"),
         (["data=mix", "data.mix.Mine=culture_cards"], "data.mix.Mine: got 'Mine': String should match"),
@@ -306,26 +278,6 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
         (
             ["data=mix", "data.mix.cards=culture_cards"],
             "data=mix is for training a judge or demonstrating; this recipe evaluates",
-        ),
-    ],
-    POLICY: [
-        (["rm.pat=x"], "rm.pat: no such key; did you mean 'rm.path'?"),
-        (["tasks.options.itms=x"], "tasks.options.itms: no such key; did you mean 'tasks.options.items'?"),
-        (["tasks.judged.scorer.pat=x"], "tasks.judged.scorer.pat: no such key"),
-        (["tasks.x=prompts"], "tasks.x.scorer: got none, expected with task prompts a reward model (tasks.x."),
-        (["tasks={}"], "tasks: Dictionary should have at least 1 item"),
-        (["tasks.x=short_answers"], "no default for tasks.x.data.path"),
-        (
-            ["tasks.options.items=validation", "tasks.options.data.validation_share=null"],
-            "tasks.options.items: no validation items are held out",
-        ),
-        (["model=quickstart"], "model.scratch: a policy is a chat model that answers already: set model.path"),
-        (["grpo.max_steps=0"], "grpo.max_steps: got 0"),
-        (["rollout.ahead=1"], "rollout.ahead: got 1, but only rollout=vllm_server"),
-        (["rm=judge", "rm.path=x", "rm.prompt=listwis"], "rm.prompt: no 'listwis'; did you mean 'listwise'?"),
-        (
-            ["data=mix", "data.mix.cards=culture_cards"],
-            "data=mix is for training a judge or demonstrating; this recipe trains a",
         ),
     ],
     SCPO: [
@@ -567,10 +519,10 @@ def test_tal_paper_recipe_matches_the_paper() -> None:
 
 def test_recipes_of_large_models_launch_with_zero3_on_eight_gpus() -> None:
     """As launch/README.md says: a bare `accelerate launch` would otherwise give each GPU the whole of it."""
-    configs = [config for recipe in recipes() if isinstance(config := built_in(recipe), RunConfig | PolicyConfig)]
+    configs = [config for recipe in recipes() if isinstance(config := built_in(recipe), RunConfig)]
     large = {config.recipe: config.run.launch for config in configs if config.model.requires_gpu}
     assert large == dict.fromkeys(large, "gpu8_zero3")
-    assert {"tal_grpo", "tal_paper", "ablations", "methods", "policy_grpo"} <= {*large}
+    assert {"tal_grpo", "tal_paper", "ablations", "methods"} <= {*large}
 
 
 def test_reward_weights_dict_replaces_the_weights_of_the_option() -> None:
@@ -663,8 +615,6 @@ SERVERS = [  # every place of a recipe that names one
     (SAMPLE, "sample.policy", []),
     (SAMPLE, "sample.scorer", ["sample=prompts", *SAMPLED]),
     (CARB, "rms.mine", []),
-    (POLICY, "rm", []),
-    (POLICY, "tasks.mine.scorer", ["tasks.mine=prompts"]),
 ]
 ALLOWED = ["OPENAI_API_KEY", "VLLM_API_KEY", "TAL_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY", "TAL_MY_KEY"]
 SECRETS = ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "STRIPE_API_KEY", "XOPENAI_API_KEY"]
@@ -774,7 +724,7 @@ def test_scpo_recipes_set_model_data_and_hyperparameters() -> None:
         scpo = config.scpo
         assert (config.mode.name, scpo.filter_threshold, scpo.weight_temperature) == ("corrected", 0.7, 1.1)
         assert scpo.seeds == [0, 1, 2]
-        assert set(get_args(Variant)) - set(scpo.variants) == {"filter_inverse_weight", "scpo_tuned"}
+        assert set(get_args(Variant)) - set(scpo.variants) == {"filter_inverse_weight"}
     for config in (prism, opinions):
         scpo = config.scpo
         assert set(config.data.countries or ()) == {"CL", "ZA", "NZ", "AU", "MX", "IL", "CA"}
@@ -853,8 +803,6 @@ def test_resume_rejects_changed_settings(tmp_path: Path) -> None:
             {"global_rm": None},
             "global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm",
         ),
-        ({"scpo.country_learning_rates": {"TH": 1e-6}}, "scpo_tuned alone uses scpo.country_filter_thresholds or"),
-        ({"scpo.variants": ["scpo", "scpo_tuned"]}, "scpo.variants: scpo_tuned alone uses"),
         (
             {"scpo.variants": ["full"], "scpo.keep_models": ["scpo"]},
             "keep_models: scpo is not among scpo.variants: expected [], or some of full",

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from loopback import HANGS_UP, Answer, Received, answering
 
-from think_as_locals.config.checks import load_recipe
 from think_as_locals.engines.vllm_server import OtherWeightsError, VLLMServer
-from think_as_locals.machine.doctor import missing_for
 from think_as_locals.types import ServerError
 
 DIES = (HANGS_UP, None)
@@ -138,13 +136,3 @@ def test_refused_connection_fails_in_time_and_names_a_remedy(server: Scripted) -
     assert time.monotonic() - started < 4
     for part in ("http://127.0.0.1:9", "launch/vllm_server.sh", "rollout.timeout_s"):
         assert part in message
-
-
-def test_preflight_reports_a_missing_key_or_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_recipe("recipes/quickstart.yaml", ["rollout=vllm_server", "rollout.url=http://127.0.0.1:9"])
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    [message] = missing_for(config)
-    assert "VLLM_API_KEY is not set" in message
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    [message] = missing_for(config)
-    assert "launch/vllm_server.sh" in message

@@ -15,8 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from think_as_locals.machine.hours import MFU
-
 T = TypeVar("T")
 
 PYTHON = os.environ.get("PYTHON_EXEC", sys.executable)
@@ -162,16 +160,9 @@ CHECKS = (
                 Claim(
                     "speed", f"an update at P {prompt} is faster than TRL's", 2.0, "times", at_least=True, on_gpu=True
                 ),
-                Claim("mfu", "it reaches this share of the card's operations", MFU, at_least=True, on_gpu=True),
             ),
         )
         for prompt in ("1k", "4k")
-    ),
-    Check(
-        "doctor_memory",
-        "updates",
-        60,
-        (Claim("peak", "doctor's estimate of an update's memory is this far off", 15, "%", on_gpu=True),),
     ),
     Check(
         "weights",

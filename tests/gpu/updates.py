@@ -1,4 +1,4 @@
-"""Updates of a 7B model with an adapter beside TRL's own and the estimates of memory, and what small updates move."""
+"""Updates of a 7B model with an adapter beside TRL's own, and what small updates move."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from peft import LoraConfig
 from training.small_grpo import chance, tiny_trainer
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.launch import read_launch
-from think_as_locals.config.schema import RunConfig
-from think_as_locals.machine import hours, memory
 
 LORA = "lora=rank16"
 STEPS = 20
@@ -64,33 +61,6 @@ def update(scale: Scale, report: Report, prompt: int) -> None:
     trainer = bench.trainers["shared"]
     if trainer.unshared_reason:
         raise RuntimeError(f"prefixes were not shared: {trainer.unshared_reason}")
-    card, speed = hours.speed_of("" if scale.toy else torch.cuda.get_device_name())
-    passes = 2 * (1 + 1 + 1)  # forward, once more for checkpointing, gradients of activations
-    operations = passes * sum(parameter.numel() for parameter in trainer.model.parameters()) * tokens
-    share = operations / (seconds["shared"] * speed.operations)
-    report("mfu", share, f"of the {speed.operations / 1e12:.0f} TFLOP/s of {card}, recomputation counted")
-
-
-def doctor_memory(scale: Scale, report: Report) -> None:
-    bench = AdapterUpdateBenchmark(scale, memory.PROMPT_TOKENS, 512, ("shared",), scale.folder / "doctor")
-    trainer = bench.trainers["shared"]
-    for _ in range(2):
-        bench.update("shared")
-        trainer.optimizer.step()
-    peak = 0 if scale.toy else torch.cuda.max_memory_allocated()
-    config = doctor_config(scale, bench.completions[0])
-    parts = memory.estimate(config, read_launch("single"), memory.count(config))
-    estimate = sum(parts.values())
-    report("peak", abs(100 * (peak / estimate - 1)), f"{peak / 1e9:.2f} GB, doctor says {estimate / 1e9:.2f}")
-
-
-def doctor_config(scale: Scale, completion: int) -> RunConfig:
-    """The run of which doctor estimates the memory."""
-    words = [f"model.path={scale.folder / 'doctor'}", f"model.dtype={scale.pick('float32', 'bfloat16')}"]
-    words += [LORA, "rollout=transformers", "grpo.beta=0", f"grpo.num_generations={GENERATIONS}"]
-    words += ["grpo.cast_lm_head_to_fp32=false"]  # as the benchmark's trainers
-    words += [f"grpo.max_completion_length={completion}", f"grpo.per_device_train_batch_size={GENERATIONS}"]
-    return load_recipe("recipes/tal_grpo.yaml", words)
 
 
 def weights(scale: Scale, report: Report) -> None:
@@ -139,9 +109,4 @@ def adapter_distance(scale: Scale, rate: str) -> float:
     return change / size
 
 
-RUN = {
-    "update_1k": partial(update, prompt=1024),
-    "update_4k": partial(update, prompt=4096),
-    "doctor_memory": doctor_memory,
-    "weights": weights,
-}
+RUN = {"update_1k": partial(update, prompt=1024), "update_4k": partial(update, prompt=4096), "weights": weights}

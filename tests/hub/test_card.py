@@ -143,7 +143,6 @@ def test_card_matches_the_golden_file(finished: Path, name: str) -> None:
     [
         ("inverse_weight", (), "the inverse weight is max(exp((r- - r+) / beta), 1), at most 10000, beta here 1.1."),
         ("filter_inverse_weight", ("mode=as_released",), "the inverse weight is max(exp(r-) / exp(r+), 1)."),
-        ("scpo_tuned", ("scpo.country_filter_thresholds={TH: 0.6}",), "pairs with p < 0.7, the tau of all countries,"),
     ],
 )
 def test_card_states_the_weight_and_the_threshold_of_its_variant(

@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM, Qwen3ForSequenc
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.model_schema import EvaluationConfig
 from think_as_locals.judging import CHAT_TOKENS, render_presented
-from think_as_locals.machine.doctor import model_fault
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.implicit import ImplicitRM
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
@@ -194,8 +193,4 @@ def test_custom_model_code_is_not_run(tmp_path: Path, monkeypatch: pytest.Monkey
     for load in (Judge.load, ScalarRM.load):
         with suppress(Exception):
             load(str(model))
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda path, name, **_: str(model / name))
-    faults = [model_fault(path, None) for path in (str(model), "someone/uncached")]
     assert not marker.exists()
-    refused = ["code of its own (auto_map), which is not run" in (fault or "") for fault in faults]
-    assert refused == [file == "config.json"] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import product
 from typing import Any
 
 import pytest
@@ -120,24 +119,6 @@ def test_tau_and_beta_come_from_the_configuration() -> None:
     scpo = config("scpo.filter_threshold=0.5", "scpo.weight_temperature=2.2").scpo
     expected = {3: math.exp(-0.5), 4: math.exp(-1)}
     assert select_pairs(REFERENCES, "scpo", scpo, mode("corrected")) == pytest.approx(expected)
-
-
-def test_tuned_variant_uses_per_country_tau_and_learning_rate() -> None:
-    own = "scpo.country_filter_thresholds={TH: 0.5}", "scpo.country_learning_rates={TH: 0.003}"
-    scpo = config("scpo.variants=[scpo,scpo_tuned]", *own).scpo
-    kept = {
-        (variant, country): list(select_pairs(REFERENCES, variant, scpo, mode("corrected"), country))
-        for variant, country in product(("scpo", "scpo_tuned"), ("TH", "JP"))
-    }
-    common = [1, 2, 3, 4]
-    assert kept == {
-        ("scpo", "TH"): common,
-        ("scpo", "JP"): common,
-        ("scpo_tuned", "TH"): [3, 4],
-        ("scpo_tuned", "JP"): common,
-    }
-    rates = [scpo.tuned(variant, country)[1] for variant, country in kept]
-    assert rates == [7e-4, 7e-4, 0.003, 7e-4]
 
 
 def test_minority_is_filtered_pairs_or_as_released_disagreed_pairs() -> None:

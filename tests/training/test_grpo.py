@@ -19,9 +19,9 @@ from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.launch import Launch
-from think_as_locals.machine.hours import steps_of
 from think_as_locals.run import start
 from think_as_locals.runtime.run_folder import StageFolder
+from think_as_locals.train import steps_of
 from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import BothOrdersSampler, PromptDataset, load_chat, trl_arguments
 from think_as_locals.types import ConfigError, Item

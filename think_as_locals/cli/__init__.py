@@ -114,9 +114,6 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (data, run, judge, results):
         module.add(commands)
-    completion = commands.add_parser("completion", help="print a completion script for your shell's profile")
-    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
-    completion.set_defaults(command=lambda arguments: print(_completion(parser, arguments.shell)))
     _add_output(parser)
     for each in _parsers(parser):  # a command's own --help says what it does, too
         for action in each._actions:
@@ -136,26 +133,6 @@ def _parse(words: list[str]) -> Namespace:
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments
-
-
-def _completion(parser: ArgumentParser, shell: str) -> str:
-    """Return a script that completes commands, options, recipes and files."""
-    import shtab
-
-    from think_as_locals.config.compose import recipes
-
-    names = " ".join(path.stem for path in recipes())
-    words = {
-        "bash": f'_tal_recipes() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}',
-        "zsh": f"_tal_recipes() {{ compadd {names}; _files }}",
-    }
-    for command in _parsers(parser):
-        for action in command._actions:
-            if action.dest == "recipe":
-                action.complete = {**shtab.FILE, "bash": "_tal_recipes", "zsh": "_tal_recipes"}  # type: ignore[attr-defined]
-            elif not action.option_strings and action.choices is None:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]
-    return str(shtab.complete(parser, shell, preamble=words.get(shell, "")))
 
 
 def _parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:

@@ -11,13 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
-from think_as_locals.config.model_schema import (
-    DemonstrationConfig,
-    EditConfig,
-    EvaluationConfig,
-    PolicyConfig,
-    SampleConfig,
-)
+from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig, SampleConfig
 from think_as_locals.config.rules import rule_faults
 from think_as_locals.config.schema import (
     GlobalRMSection,
@@ -40,7 +34,7 @@ _NULL_SECTIONS = {  # sections that may be null, and what turns them on
     "model.scratch": "the model is loaded: choose model=quickstart, or drop model.scratch.*",
 }
 
-Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig | PolicyConfig
+Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig
 """What a recipe becomes, as `_KINDS` says."""
 
 
@@ -54,8 +48,7 @@ class _Kind(NamedTuple):
 
 
 _KINDS = (
-    _Kind("grpo", RunConfig, "trains a judge", absent_section="rm"),
-    _Kind("rm", PolicyConfig, "trains a policy"),
+    _Kind("grpo", RunConfig, "trains a judge"),
     _Kind("rms", EvaluationConfig, "evaluates reward models"),
     _Kind("scpo", ScpoConfig, "steers a reward model"),
     _Kind("teacher", DemonstrationConfig, "asks a teacher for demonstrations"),
@@ -101,8 +94,6 @@ def load_data_config(overrides: Sequence[str]) -> ItemsConfig:
 def validate(values: Mapping[str, Any]) -> Config:
     """Validate a composed configuration of any kind."""
     kinds = [kind for kind in _KINDS if kind.section in values and kind.absent_section not in values]
-    if "rm" in values and "reward" in values:  # a section of a policy, added to a recipe that trains a judge
-        kinds = [_KINDS[0], *kinds]
     if len(kinds) > 1:
         owners = ", ".join(f"{kind.section}.* belongs to a recipe that {kind.action}" for kind in kinds)
         raise ConfigError(

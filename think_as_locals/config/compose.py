@@ -100,11 +100,10 @@ def read_override(text: str) -> Override:
 
 _CHOICES = {  # keys that choose an option of a group with another name, and what Hydra calls them
     r"rms\.[^.]+": "+rm@{key}",
-    r"tasks\.[^.]+": "+task@{key}",
     r"data\.mix\.[^.]+": "+data@{key}",
     r"eval\.sets\.[^.]+": "+data@{key}.data",
-    r"(sample|tasks\.\w+)\.data": "data@{key}",
-    r"teacher|(sample|tasks\.\w+)\.scorer": "rm@{key}",
+    r"sample\.data": "data@{key}",
+    r"teacher|sample\.scorer": "rm@{key}",
     r"editor|sample\.policy": "policy@{key}",
 }
 

@@ -166,8 +166,8 @@ class EditConfig(schema.Recipe):
     max_completion_length: PositiveInt
 
 
-class TaskSection(schema.Section):
-    """Prompts for a policy, the number of answers, and what scores them."""
+class SampleSection(schema.Section):
+    """Prompts for a policy, the number of answers, what scores them, and the policy that draws them."""
 
     task: Literal["multiple_choice", "short_answers", "prompts"]
     data: schema.DataSection
@@ -176,11 +176,6 @@ class TaskSection(schema.Section):
     temperature: PositiveFloat
     max_completion_length: PositiveInt
     scorer: RewardModelSection | None
-
-
-class SampleSection(TaskSection):
-    """A task, and the policy that draws candidates for it."""
-
     policy: ChatSection
 
 
@@ -191,27 +186,7 @@ class SampleConfig(schema.Recipe):
     sample: SampleSection
 
 
-# The training of a policy with a reward model.
-
-
-class PolicyConfig(schema.Recipe):
-    """The training of a policy: conf/policy.yaml."""
-
-    run: schema.RunSection
-    model: schema.ModelSection
-    data: schema.DataSection
-    rm: RewardModelSection
-    rollout: schema.RolloutSection
-    grpo: schema.GrpoSection
-    lora: schema.LoraSection | None
-    eval: schema.PolicyEvalSection
-    tasks: Annotated[dict[schema.OwnName, TaskSection], Field(min_length=1)]
-
-
-GrpoConfig = schema.RunConfig | PolicyConfig
-"""A training by GRPO: of a judge, or of a policy."""
-
-TrainingConfig = GrpoConfig | schema.ScpoConfig
+TrainingConfig = schema.RunConfig | schema.ScpoConfig
 """What trains: its processes share one model."""
 
 

@@ -13,13 +13,11 @@ from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
-    GrpoConfig,
     JudgeSection,
     LocalModelSection,
-    PolicyConfig,
+    SampleSection,
     ServeConfig,
     ServerSection,
-    TaskSection,
 )
 from think_as_locals.config.schema import (
     DataSection,
@@ -90,7 +88,9 @@ def _data_faults(place: str, data: DataSection, are_training_items: bool) -> Ite
             yield f"{got}: set it to null ({place}.max_items limits any source)"
 
 
-def _side_faults(place: str, section: DemonstrationConfig | EditConfig | EvalSetSection | TaskSection) -> Iterator[str]:
+def _side_faults(
+    place: str, section: DemonstrationConfig | EditConfig | EvalSetSection | SampleSection
+) -> Iterator[str]:
     shares = [data.validation_share for data in section.data.sources.values()]
     if section.items == "validation" and None in shares:
         yield f"{place}.items: no validation items are held out: set validation_share of its data".lstrip(".")
@@ -135,7 +135,7 @@ def _grpo_faults(place: str, grpo: GrpoSection) -> Iterator[str]:
         yield f"{place}.max_steps: got 0, expected at least 1, or -1 for {place}.num_train_epochs"
 
 
-def _task_faults(place: str, section: TaskSection) -> Iterator[str]:
+def _sample_faults(place: str, section: SampleSection) -> Iterator[str]:
     if (section.scorer is not None) != (section.task == "prompts"):
         got = "none" if section.scorer is None else section.scorer.kind
         needs = f"a reward model ({place}.scorer=KIND)" if section.task == "prompts" else "none: the answers are known"
@@ -150,10 +150,10 @@ _SECTION_RULES: dict[Callable[[str, Any], Iterator[str]], Any] = {
     _model_faults: ModelSection,
     _query_faults: PromptSection | JudgeSection | ServerSection,
     _orders_faults: EvalSetSection | JudgeSection | ServerSection,
-    _side_faults: DemonstrationConfig | EditConfig | EvalSetSection | TaskSection,
+    _side_faults: DemonstrationConfig | EditConfig | EvalSetSection | SampleSection,
     _local_faults: LocalModelSection,
     _grpo_faults: GrpoSection,
-    _task_faults: TaskSection,
+    _sample_faults: SampleSection,
 }
 
 
@@ -194,7 +194,7 @@ def _sft_faults(config: RunConfig) -> Iterator[str]:
         yield "sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1"
 
 
-def _ahead_faults(config: GrpoConfig) -> Iterator[str]:
+def _ahead_faults(config: RunConfig) -> Iterator[str]:
     """Check what sampling ahead of the update needs: a server, and prompts in an order that is known before."""
     if not config.rollout.ahead:
         return
@@ -276,11 +276,6 @@ def _evaluation_faults(config: EvaluationConfig) -> Iterator[str]:
         yield "eval.candidates: the candidates are sampled here: set it to null, or choose sample=none"
 
 
-def _policy_faults(config: PolicyConfig) -> Iterator[str]:
-    if config.model.scratch is not None:
-        yield "model.scratch: a policy is a chat model that answers already: set model.path"
-
-
 def _scpo_faults(config: ScpoConfig) -> Iterator[str]:
     scpo = config.scpo
     if (config.model.scratch is None) != (config.global_rm is None):
@@ -288,9 +283,6 @@ def _scpo_faults(config: ScpoConfig) -> Iterator[str]:
     if unknown := set(scpo.keep_models).difference(scpo.variants):
         names, known = ", ".join(sorted(unknown)), ", ".join(scpo.variants)
         yield f"scpo.keep_models: {names} is not among scpo.variants: expected [], or some of {known}"
-    if bool(scpo.country_filter_thresholds or scpo.country_learning_rates) != ("scpo_tuned" in scpo.variants):
-        keys = "scpo.country_filter_thresholds or scpo.country_learning_rates"
-        yield f"scpo.variants: scpo_tuned alone uses {keys}: give it and one of them, or neither"
     if config.data.split != "group":
         yield f"data.split: got {config.data.split}, expected group: people are split, not pairings"
     if config.data.validation_share is not None:
@@ -316,11 +308,10 @@ _RECIPE_RULES: dict[Callable[[Any], Iterator[str]], Any] = {
     _component_faults: RunConfig,
     _reward_faults: RunConfig,
     _names_faults: RunConfig,
-    _ahead_faults: GrpoConfig,
+    _ahead_faults: RunConfig,
     _demonstration_faults: DemonstrationConfig,
     _edit_faults: EditConfig,
     _evaluation_faults: EvaluationConfig,
-    _policy_faults: PolicyConfig,
     _scpo_faults: ScpoConfig,
     _serve_faults: ServeConfig,
 }

@@ -337,13 +337,10 @@ class EvalSetSection(Section):
     orders: Orders
 
 
-class PolicyEvalSection(EvaluationSizeSection):
+class EvalSection(EvaluationSizeSection):
     every_steps: PositiveInt
     batch_size: PositiveInt
     leaks: Literal["refuse", "report"]
-
-
-class EvalSection(PolicyEvalSection):
     too_long: TooLong
     sets: dict[OwnName, EvalSetSection]
 
@@ -384,7 +381,7 @@ class RunConfig(Recipe):
 
 # SCPO: a scalar reward model is steered to one country after another.
 
-Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight", "scpo_tuned"]
+Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight"]
 """How a country's pairs are filtered and weighted (`scpo.select`)."""
 
 
@@ -435,7 +432,6 @@ class GlobalRMSection(TrlSection):
 class ScpoSection(GlobalRMSection):
     OURS = frozenset(
         {"variants", "seeds", "pair_counts", "reference", "filter_threshold", "weight_temperature", "batch_size"}
-        | {"country_filter_thresholds", "country_learning_rates"}
         | {"num_train_epochs", "max_length", "scoring_batch_size", "keep_models"}
     )
 
@@ -445,20 +441,11 @@ class ScpoSection(GlobalRMSection):
     reference: Literal["global_rm", "other_countries"]
     filter_threshold: Share
     weight_temperature: PositiveFloat
-    country_filter_thresholds: dict[str, Share]
-    country_learning_rates: dict[str, PositiveFloat]
     num_train_epochs: PositiveFloat
     max_length: PositiveInt | None
     scoring_batch_size: PositiveInt
     keep_models: list[Variant]
     ddp_timeout: PositiveInt
-
-    def tuned(self, variant: str, country: str) -> tuple[float, float]:
-        """Return the filter threshold and the learning rate of a variant for a country."""
-        if variant != "scpo_tuned":
-            return self.filter_threshold, self.learning_rate
-        threshold = self.country_filter_thresholds.get(country, self.filter_threshold)
-        return threshold, self.country_learning_rates.get(country, self.learning_rate)
 
 
 class ScpoConfig(Recipe):

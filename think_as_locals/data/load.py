@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -71,8 +71,6 @@ class TrainingData:
     sources: tuple[str, ...]  # of each training item, as named in the mix
     sets: Mapping[str, EvalSet]
     demonstrations: tuple[Demonstration, ...] = ()  # of sft.data
-    # Once counted: the tokens of the prompt of an item, with its responses in reverse order or not.
-    prompt_tokens: dict[tuple[Item, bool], int] = field(default_factory=dict)
 
 
 def load_side(data: DataSection, seed: int, side: Literal["train", "validation", "test", "all"]) -> tuple[Item, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 from pandas import DataFrame
 from rich.progress import Progress
 
-from think_as_locals.config.model_schema import SampleSection, TaskSection
+from think_as_locals.config.model_schema import SampleSection
 from think_as_locals.data.load import choose, load_side
 from think_as_locals.data.sources.blend import short_answers
 from think_as_locals.engines import Messages, Sampling
@@ -51,7 +51,7 @@ class Question:
     votes: AnswerVotes = ()
 
 
-def questions_of(section: TaskSection, seed: int) -> list[Question]:
+def questions_of(section: SampleSection, seed: int) -> list[Question]:
     """Load the questions of a task (each distinct prompt once for `prompts`); a DataError names a fault in the data."""
     if section.task == "short_answers":
         votes = dict[str, AnswerVotes]()
@@ -176,7 +176,7 @@ def draw(
     write_json(folder.candidates_summary, summary(section, items, scores, seed))
 
 
-def samplings(section: TaskSection, seed: int) -> Iterator[Sampling]:
+def samplings(section: SampleSection, seed: int) -> Iterator[Sampling]:
     """Yield the sampling parameters of each candidate of a task."""
     for number in range(section.num_candidates):
         yield Sampling(
@@ -192,7 +192,7 @@ def user_turn(item: Item) -> Messages:
 
 
 def qualities(
-    section: TaskSection, seed: int, questions: Sequence[Question], texts: Sequence[Sequence[str]]
+    section: SampleSection, seed: int, questions: Sequence[Question], texts: Sequence[Sequence[str]]
 ) -> list[list[float]]:
     """Return the quality of each candidate of each question; a judge compares those of one question."""
     if section.scorer is None:
@@ -206,7 +206,7 @@ def qualities(
 
 
 def summary(
-    section: TaskSection, items: Sequence[Item], scores: Sequence[Sequence[float]], seed: int
+    section: SampleSection, items: Sequence[Item], scores: Sequence[Sequence[float]], seed: int
 ) -> dict[str, Any]:
     """Return the mean quality of candidates and of the best of each question, in all and by culture, as JSON."""
     bounds = (0, 1) if section.scorer is None else (-math.inf, math.inf)

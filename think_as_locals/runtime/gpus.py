@@ -54,17 +54,18 @@ def _seen_by_torch() -> list[Any]:
 
 
 def gpus() -> list[str]:
-    """Return name, memory and driver of each GPU, as listed by `nvidia-smi` or else seen by torch."""
-    names = ("", "of ", "used ", "driver ")
-    lines = [line.split(", ") for line in _query("name,memory.total,memory.used,driver_version")]
-    lines = lines or [[gpu.name, f"{gpu.total_memory / 2**20:.0f} MiB"] for gpu in _seen_by_torch()]
-    return [", ".join(f"{name}{value}" for name, value in zip(names, line, strict=False)) for line in lines]
+    """Return name and memory of each GPU that torch sees."""
+    return [f"{gpu.name}, {gpu.total_memory / 2**20:.0f} MiB" for gpu in _seen_by_torch()]
 
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that a process started here may use, in the form of CUDA_VISIBLE_DEVICES."""
     if (named := os.environ.get(GPUS_VARIABLE)) is None:
-        return _query("index")
+        # Asking torch would start CUDA, for which the variable could then not be changed.
+        if (program := shutil.which("nvidia-smi")) is None:
+            return []
+        words = [program, "--query-gpu=index", "--format=csv,noheader"]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout.split()  # noqa: S603
     # CUDA ignores all names from the first unknown one, and -1 is the usual value for none.
     return [] if named.strip() in ("", "-1", "NoDevFiles") else [name.strip() for name in named.split(",")]
 
@@ -102,12 +103,3 @@ def gpu_fault() -> str | None:
     except Exception as error:  # any exception: of each device as well
         reason = " ".join(str(error).split()).rstrip(".")
     return f"torch sees no CUDA device, though there is a driver: {reason}"
-
-
-def _query(fields: str) -> list[str]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    words = [program, f"--query-gpu={fields}", "--format=csv,noheader"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
-    return done.stdout.splitlines() if done.returncode == 0 else []

@@ -80,8 +80,6 @@ class RunFolder(StageFolder):
         self.demonstrations: Final = path / "demonstrations.jsonl"  # of a teacher; written last
         self.candidates: Final = path / "candidates.jsonl"  # of a policy, for best-of-N selection
         self.candidates_summary: Final = path / "candidates.json"  # their quality; written last
-        self.policy_results: Final = path / "policy.json"  # quality of a policy's answers; beside it policy.md
-        self.policy_answers: Final = path / "answers.jsonl"  # of a policy, before and after training
         self.leaderboard: Final = path / "leaderboard.json"  # of an evaluation; beside it .md and .html
         self.validity: Final = path / "validity.json"  # of accuracy for best-of-N selection; beside it .svg
         self.steering: Final = path / "scpo.json"  # of an SCPO run; beside it scpo.md
@@ -102,7 +100,6 @@ class RunFolder(StageFolder):
             self.sweep,
             self.steering,
             self.leaderboard,
-            self.policy_results,
             self.yields,
             self.candidates_summary,
             *[*self.evaluated_steps().values()][-1:],
@@ -124,14 +121,6 @@ class RunFolder(StageFolder):
     def journals(self) -> list[Path]:
         """The answers of all models, by name."""
         return sorted(self.path.glob("journals/*.jsonl"))
-
-    def answers(self, step: int) -> Path:
-        """The answers of a policy in training to its tasks at a step."""
-        return self.path / "answers" / f"step-{step}.jsonl"
-
-    def answered_steps(self) -> dict[int, Path]:
-        """All files of answers by step, in order."""
-        return _by_step(self.path.glob("answers/*.jsonl"))
 
     def evaluation(self, name: str, step: int) -> Path:
         """The results of a training run on a set at a step; those of its own test items are in `carb/`."""
@@ -270,7 +259,7 @@ def rewind(run: RunFolder, stage: str, step: int) -> None:
         kept = [line for line in run.metrics.read_text(encoding="utf-8").splitlines() if is_kept(line)]
         write_text(run.metrics, "".join(f"{line}\n" for line in kept))
     if stage == "grpo":
-        for pattern in ("completions/*", "carb/*", "eval/*/*", "answers/*"):
+        for pattern in ("completions/*", "carb/*", "eval/*/*"):
             for path in run.path.glob(pattern):
                 if (recorded := _step_of(path)) is not None and recorded > step:
                     path.unlink()

@@ -29,7 +29,6 @@ VARIANT_NAMES = {
     "scpo": "SCPO (filter and weight)",
     "inverse_weight": "inverse weight",
     "filter_inverse_weight": "filter and inverse weight",
-    "scpo_tuned": "SCPO, tuned by country",
 }
 
 DIFFERENCES = {
@@ -67,8 +66,6 @@ def write_report(
         "differences": [sentence for (key, value), sentence in DIFFERENCES.items() if mode[key] == value],
         "filter_threshold": config.scpo.filter_threshold,
         "weight_temperature": config.scpo.weight_temperature,
-        "country_filter_thresholds": config.scpo.country_filter_thresholds,
-        "country_learning_rates": config.scpo.country_learning_rates,
         "reference": config.scpo.reference,
         "n": len(held_out.items),
         "left_out": held_out.left_out,

@@ -31,7 +31,7 @@ def preference_probability(chosen: Tensor, rejected: Tensor, form: str = "sigmoi
 def pair_weights(chosen: Tensor, rejected: Tensor, variant: Variant, temperature: float, inverse: str) -> Tensor:
     """Return the weight of each pair; `inverse` is `temperature` (beta and a cap) or `ratio` (as released: neither)."""
     margin = chosen - rejected
-    if variant in ("weight", "scpo", "scpo_tuned"):
+    if variant in ("weight", "scpo"):
         return torch.exp((margin / temperature).clamp(max=0))
     if variant.endswith("inverse_weight"):
         if inverse == "ratio":
@@ -41,15 +41,15 @@ def pair_weights(chosen: Tensor, rejected: Tensor, variant: Variant, temperature
 
 
 def select_pairs(
-    references: Sequence[Reference], variant: Variant, scpo: ScpoSection, mode: ModeSection, country: str = ""
+    references: Sequence[Reference], variant: Variant, scpo: ScpoSection, mode: ModeSection
 ) -> dict[int, float]:
-    """Return the weights of the pairs that a variant trains on for a country, by their index in `references`."""
+    """Return the weights of the pairs that a variant trains on, by their index in `references`."""
     if not references:
         return {}
     chosen, rejected = torch.tensor(references, dtype=torch.float32).unbind(1)
     kept = torch.ones(len(references), dtype=torch.bool)
-    if variant in ("filter", "scpo", "filter_inverse_weight", "scpo_tuned"):
-        kept = preference_probability(chosen, rejected, mode.probability) < scpo.tuned(variant, country)[0]
+    if variant in ("filter", "scpo", "filter_inverse_weight"):
+        kept = preference_probability(chosen, rejected, mode.probability) < scpo.filter_threshold
     weights = pair_weights(chosen, rejected, variant, scpo.weight_temperature, mode.inverse_weight)
     return {index: float(weights[index]) for index in kept.nonzero().flatten().tolist()}
 

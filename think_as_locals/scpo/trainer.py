@@ -80,15 +80,13 @@ class VariantTrainer:
         items = self._by_country.get(spec.country, [])
         if spec.num_pairs is not None:
             items = sorted(items, key=lambda item: hash_fraction(f"{spec.seed}:{item.id}"))[: spec.num_pairs]
-        kept = select_pairs([references[item.id] for item in items], spec.variant, scpo, mode, spec.country)
+        kept = select_pairs([references[item.id] for item in items], spec.variant, scpo, mode)
         if not kept:
             return len(items), [], 0
         steps = num_steps(scpo, len(kept), exactly=mode.steps == "exactly")
         if not output.model.is_dir():
             weighted = [(items[index], weight) for index, weight in kept.items()]
-            _, learning_rate = scpo.tuned(spec.variant, spec.country)
-            changes = {"seed": spec.seed, "max_steps": steps, "learning_rate": learning_rate}
-            self._train(spec.name, weighted, scpo, changes, output)
+            self._train(spec.name, weighted, scpo, {"seed": spec.seed, "max_steps": steps}, output)
         return len(items), list(kept.values()), steps
 
     def _train(

@@ -32,7 +32,7 @@ from think_as_locals.training.served_engine import Sampled, ServedGeneration
 from think_as_locals.types import TrainingError
 
 if TYPE_CHECKING:
-    from think_as_locals.training.grpo import GroupTrainer
+    from think_as_locals.training.grpo import JudgeTrainer
 
 _logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class _Batch:
 class SampledAhead:
     """The generation batches that are being sampled or are still to be used; every rank has one such object."""
 
-    def __init__(self, trainer: GroupTrainer, engine: ServedGeneration, ahead: int) -> None:
+    def __init__(self, trainer: JudgeTrainer, engine: ServedGeneration, ahead: int) -> None:
         self._trainer = trainer
         self._engine = engine
         self._ahead = ahead

@@ -28,9 +28,8 @@ from trl.models import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
-from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig, TrainingConfig
+from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.schema import GlobalRMSection, RunConfig, SftSection, TrlSection
-from think_as_locals.data.load import TrainingData
 from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_engine import VLLMEngine
@@ -47,43 +46,52 @@ from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedGeneration, rollout_arguments
 from think_as_locals.training.served_engine import ServedGeneration
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
-from think_as_locals.types import LABELS, ConfigError, Item
+from think_as_locals.types import LABELS, TEST, ConfigError, Item
 
 T = TypeVar("T")
 
 MAX_CHECKED, _SAMPLE = 20_000, 5_000  # the texts of more items are not all checked before training: 0.6 ms each
 
 
-class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
-    """A GRPOTrainer that samples with our engines and can be stopped and resumed exactly."""
+class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
+    """A GRPOTrainer of items and our rewards, which samples with our engines and can be stopped and resumed exactly."""
 
     _last_loaded_step: int  # TRL's own: the optimizer step at which weights were sent last
 
     def __init__(
         self,
-        config: GrpoConfig,
+        config: RunConfig,
         model: str,
-        chat: Chat,
-        dataset: Dataset,
-        reward_funcs: Sequence[Callable[..., Any]],
+        items: Sequence[Item],
         folder: RunFolder,
         checkpoints: Checkpoints,
-        scores_rubrics: bool = False,
-        **settings: Any,
+        sources: Sequence[str] = (),
     ) -> None:
-        """Train on the conversations in the column `prompt`; `settings` are further fields of GRPOConfig."""
-        self.chat = chat
-        arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config), **settings}
-        with rollout_engine(config, chat, dataset[:CHECK_PROMPTS]["prompt"], folder, self.log_rollouts):
+        """Train on items; metrics are logged by `sources`, the source of each item."""
+        self.chat, self._both_orders = load_chat(config, model), config.reward.both_orders
+        sources = sources or [item.source for item in items]
+        labels = LABELS[: max(len(item.responses) for item in items)]
+        self.rewards = Rewards(config, sorted(set(sources)), labels, self.chat, folder)
+        dataset, weights = PromptDataset(config, items, sources, self.chat), self.rewards.weights
+        functions = {**self.rewards.components, **self.rewards.own}  # whose names TRL logs; it does not call them
+        gain_scorer = config.reward.criteria_gain.scorer
+        self._gain_scorer = CriteriaGainScorer(self, self.chat, gain_scorer)
+        arguments = GRPOConfig(
+            **trl_arguments(config, config.grpo, checkpoints.folder),
+            **rollout_arguments(config),
+            reward_weights=list(weights.values()),
+        )
+        check_num_items(arguments, len(items))
+        with rollout_engine(config, self.chat, dataset[:CHECK_PROMPTS]["prompt"], folder, self.log_rollouts):
             super().__init__(
                 checkpoints=checkpoints,
                 float32_head=config.grpo.cast_lm_head_to_fp32,
-                scores_rubrics=scores_rubrics,
+                scores_rubrics="criteria_gain" in weights and gain_scorer == "policy",
                 model=model,
-                reward_funcs=list(reward_funcs),
-                args=GRPOConfig(**arguments),
+                reward_funcs=[functions[name] for name in weights],
+                args=arguments,
                 train_dataset=dataset,
-                processing_class=chat.tokenizer,
+                processing_class=self.chat.tokenizer,
                 peft_config=adapter_config(config, config.grpo),
             )
         self._step_guard = StepGuard(self.accelerator, folder.faults)
@@ -109,13 +117,14 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         return loss
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
-        """Add the position in the window of rollouts, and the rollouts that are still used."""
+        """Add the rollouts still used, the position among them, and what the guards of the rewards count."""
         values, tensors = super().rank_state()
         window = self.args.steps_per_generation * self.num_iterations
         batches = (self._buffered_inputs or []) if self._step % window else []
         values |= {
             "micro_step": self._step,
             "rollouts": [{k: v for k, v in batch.items() if not isinstance(v, Tensor)} for batch in batches],
+            "rewards": {"failed": list(self.rewards.guard.failed), "unparsed": self.rewards.parse_failures.batches},
         }
         for number, batch in enumerate(batches):
             # Micro-batches may be views of one tensor, which safetensors does not store.
@@ -129,6 +138,8 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         super().load_rank_state(values, tensors)
         self._step = values["micro_step"]
         self._buffered_inputs = values["rollouts"] or None
+        self.rewards.guard.failed.extend(values["rewards"]["failed"])
+        self.rewards.parse_failures.batches = values["rewards"]["unparsed"]
         for name, tensor in tensors.items():
             number, _, key = name.partition("/")
             values["rollouts"][int(number)][key] = tensor
@@ -147,50 +158,6 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self._order = self.make_order(dataset)
         return self._order
 
-    def make_order(self, dataset: Dataset | None = None) -> RepeatSampler:
-        """Return a new sampler of rows, at the beginning of the first epoch."""
-        return super()._get_train_sampler(dataset)
-
-
-class JudgeTrainer(GroupTrainer):
-    """A GroupTrainer whose prompts are items and whose rewards are ours."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        model: str,
-        items: Sequence[Item],
-        folder: RunFolder,
-        checkpoints: Checkpoints,
-        sources: Sequence[str] = (),
-    ) -> None:
-        """Train on items; metrics are logged by `sources`, the source of each item."""
-        chat, self._both_orders = load_chat(config, model), config.reward.both_orders
-        sources = sources or [item.source for item in items]
-        labels = LABELS[: max(len(item.responses) for item in items)]
-        self.rewards = Rewards(config, sorted(set(sources)), labels, chat, folder)
-        dataset, weights = PromptDataset(config, items, sources, chat), self.rewards.weights
-        functions = {**self.rewards.components, **self.rewards.own}  # whose names TRL logs; it does not call them
-        gain_scorer = config.reward.criteria_gain.scorer
-        self._gain_scorer = CriteriaGainScorer(self, chat, gain_scorer)
-        super().__init__(
-            *(config, model, chat, dataset, [functions[name] for name in weights], folder, checkpoints),
-            reward_weights=list(weights.values()),
-            scores_rubrics="criteria_gain" in weights and gain_scorer == "policy",
-        )
-
-    def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
-        """Add which of the last rewards failed, and how many batches in a row could hardly be parsed."""
-        values, tensors = super().rank_state()
-        rewards = {"failed": list(self.rewards.guard.failed), "unparsed": self.rewards.parse_failures.batches}
-        return values | {"rewards": rewards}, tensors
-
-    def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
-        """Restore it."""
-        super().load_rank_state(values, tensors)
-        self.rewards.guard.failed.extend(values["rewards"]["failed"])
-        self.rewards.parse_failures.batches = values["rewards"]["unparsed"]
-
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Return the components of all ranks' rollouts (B, components), NaN for a rollout without a reward."""
         step, device = int(self.state.global_step), self.accelerator.device
@@ -208,7 +175,7 @@ class JudgeTrainer(GroupTrainer):
 
     def make_order(self, dataset: Dataset | None = None) -> RepeatSampler:
         """Return a new sampler of rows; with both orders of an item, if both are presented."""
-        order = super().make_order(dataset)
+        order = super()._get_train_sampler(dataset)
         if self._both_orders:
             settings = {name: getattr(order, name) for name in ("batch_size", "repeat_count", "shuffle", "seed")}
             order = BothOrdersSampler(order.num_samples, self.num_generations, **settings)
@@ -217,7 +184,7 @@ class JudgeTrainer(GroupTrainer):
 
 @contextmanager
 def rollout_engine(
-    config: GrpoConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
+    config: RunConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
 ) -> Iterator[None]:
     """Make GRPOTrainers that sample with our engine instead of TRL's."""
     engine = {"vllm_colocate": ColocatedGeneration, "vllm_server": ServedGeneration}.get(config.rollout.backend)
@@ -233,7 +200,7 @@ def rollout_engine(
 
 
 @contextmanager
-def policy_engine(trainer: GroupTrainer, batch_size: int) -> Iterator[Engine]:
+def policy_engine(trainer: JudgeTrainer, batch_size: int) -> Iterator[Engine]:
     """Yield the trainer's own engine with the policy's current weights: an evaluation loads no second one."""
     model = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
     limits = getattr(model, "max_position_embeddings", None), trainer.args.vllm_max_model_length
@@ -252,19 +219,19 @@ def policy_engine(trainer: GroupTrainer, batch_size: int) -> Iterator[Engine]:
         yield VLLMEngine(engine.llm, chat)
 
 
-def share_of_rank(trainer: GroupTrainer, questions: Sequence[T]) -> Sequence[T]:
+def share_of_rank(trainer: JudgeTrainer, questions: Sequence[T]) -> Sequence[T]:
     """Return the questions of this rank; ranks that hold one engine together have the same."""
     state, together = PartialState(), _ranks_per_engine(trainer)
     return questions[state.process_index // together :: state.num_processes // together]
 
 
-def gather_shares(trainer: GroupTrainer, found: list[T]) -> list[T]:
+def gather_shares(trainer: JudgeTrainer, found: list[T]) -> list[T]:
     """Return the results of all ranks, once for each engine."""
     gathered: list[T] = gather_object(found if PartialState().process_index % _ranks_per_engine(trainer) == 0 else [])
     return gathered
 
 
-def _ranks_per_engine(trainer: GroupTrainer) -> int:
+def _ranks_per_engine(trainer: JudgeTrainer) -> int:
     """Return how many ranks hold one engine together and call it alike: all of them a server."""
     if not trainer.use_vllm:
         return 1
@@ -273,21 +240,19 @@ def _ranks_per_engine(trainer: GroupTrainer) -> int:
 
 
 def train_grpo(
-    trainer: GroupTrainer,
-    config: GrpoConfig,
+    trainer: JudgeTrainer,
+    config: RunConfig,
     folder: RunFolder,
     signals: StopSignals,
     console: Console,
-    *,
     evaluate: Callable[[int], dict[str, float]],
-    file_of: Callable[[int], Path],
-    take_rows: Callable[[], list[dict[str, Any]]],
 ) -> None:
-    """Train by GRPO with the records of a run; before, at steps and after, `evaluate` measures and writes `file_of`."""
+    """Train by GRPO with the records of a run; `evaluate` measures before, at steps and after."""
     track(trainer, config, folder)
+    file_of = partial(folder.evaluation, TEST)
     with closing(LiveView(console, "GRPO")) as view:
         measuring = EvalCallback(trainer, evaluate, file_of, config.eval.every_steps)
-        callbacks = (measuring, CompletionsWriter(folder, take_rows), view)
+        callbacks = (measuring, CompletionsWriter(folder, trainer.rewards.take_rows), view)
         train_stage(folder, trainer, "grpo", signals, console, callbacks)
 
 
@@ -303,22 +268,16 @@ class BothOrdersSampler(RepeatSampler):
             yield 2 * item + reverse
 
 
-def load_chat(config: GrpoConfig, model: str) -> Chat:
+def load_chat(config: RunConfig, model: str) -> Chat:
     """Load the tokenizer of a model, with this run's arguments of its chat template."""
     return Chat.load(model, config.model.revision, config.model.chat_template_kwargs)
 
 
-def count_prompt_tokens(
-    config: RunConfig, model: str, data: TrainingData, items: Sequence[Item], reverse: bool = False
-) -> list[int]:
-    """Return the number of tokens of each item's prompt; each prompt of a run is tokenised for this once."""
-    known = data.prompt_tokens
-    if more := list(dict.fromkeys(item for item in items if (item, reverse) not in known)):
-        chat = load_chat(config, model)
-        prompt_arguments = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
-        encoded = chat.encode([render(item, reverse=reverse, **prompt_arguments) for item in more])
-        known |= {(item, reverse): len(ids) for item, ids in zip(more, encoded, strict=True)}
-    return [known[item, reverse] for item in items]
+def count_prompt_tokens(config: RunConfig, model: str, items: Sequence[Item], reverse: bool = False) -> list[int]:
+    """Return the number of tokens of each item's prompt."""
+    chat = load_chat(config, model)
+    arguments = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
+    return [len(ids) for ids in chat.encode([render(item, reverse=reverse, **arguments) for item in items])]
 
 
 class LazyDataset(Dataset, ABC):
@@ -407,7 +366,7 @@ def trains_adapter(config: TrainingConfig, section: TrlSection) -> bool:
     return config.lora is not None and not (is_first and config.model.scratch is not None)
 
 
-def adapter_config(config: GrpoConfig, section: TrlSection) -> LoraConfig | None:
+def adapter_config(config: RunConfig, section: TrlSection) -> LoraConfig | None:
     """Return the adapter that a stage trains, if any."""
     return LoraConfig(**config.lora.model_dump()) if config.lora and trains_adapter(config, section) else None
 
@@ -425,8 +384,6 @@ def check_arguments(config: TrainingConfig, num_items: int, processes: int | Non
                 try_arguments(arguments)
                 if isinstance(arguments, GRPOConfig):
                     check_num_items(arguments, num_items)
-                if isinstance(config, PolicyConfig):
-                    check_groups(arguments)
             except Exception as error:  # any exception: libraries check their own settings
                 faults.append(f"\n  - {name}.*: {error}" if str(error) else f"\n  - {name}.*: {type(error).__name__}")
     if faults:
@@ -442,17 +399,6 @@ def check_num_items(arguments: GRPOConfig, num_items: int) -> None:
             f"{arguments.steps_per_generation}, which is gradient_accumulation_steps unless set, over num_generations "
             f"{arguments.num_generations}), expected at most the number of training items, {num_items:,}: lower one of "
             "them, or add data"
-        )
-
-
-def check_groups(arguments: GRPOConfig) -> None:
-    """Raise a ValueError if a group would be split over processes: a judge compares the rollouts of one process."""
-    rows, group = arguments.per_device_train_batch_size * arguments.steps_per_generation, arguments.num_generations
-    if rows % group:
-        raise ValueError(
-            f"a process samples {rows} completions at a time (per_device_train_batch_size times steps_per_generation, "
-            f"which is gradient_accumulation_steps), expected a multiple of num_generations ({group}): a reward model "
-            "compares those of one prompt"
         )
 
 

@@ -21,7 +21,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
 
-from think_as_locals.config.model_schema import GrpoConfig
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
 from think_as_locals.runtime.run_folder import RunFolder
 
@@ -192,7 +192,7 @@ class LiveView(TrainerCallback):
         return Panel(Group(self._progress, grid), title="Think-as-Locals", border_style="cyan")
 
 
-def track(trainer: Trainer, config: GrpoConfig, run: RunFolder) -> None:
+def track(trainer: Trainer, config: RunConfig, run: RunFolder) -> None:
     """Set up the trackers of `grpo.report_to`, before training."""
     if "wandb" in config.grpo.report_to:
         os.environ.setdefault("WANDB_RUN_ID", run.read_id())
@@ -207,7 +207,7 @@ def track(trainer: Trainer, config: GrpoConfig, run: RunFolder) -> None:
 class WandbConfig(TrainerCallback):
     """Adds the run's configuration to its W&B run, which transformers has opened."""
 
-    def __init__(self, config: GrpoConfig) -> None:
+    def __init__(self, config: RunConfig) -> None:
         self._config = config
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
-from think_as_locals.config.model_schema import GrpoConfig
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
@@ -49,7 +49,7 @@ Lookups = tuple[float, float]
 """Hits and queries of a prefix cache, in tokens."""
 
 
-def rollout_arguments(config: GrpoConfig) -> dict[str, Any]:
+def rollout_arguments(config: RunConfig) -> dict[str, Any]:
     """Return GRPOConfig's arguments for the rollout section."""
     rollout, chat = config.rollout, {"chat_template_kwargs": dict(config.model.chat_template_kwargs)}
     if rollout.backend == "transformers":
@@ -75,7 +75,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
     def __init__(
         self,
         *,
-        config: GrpoConfig,
+        config: RunConfig,
         chat: Chat,
         conversations: Sequence[Messages],
         run: RunFolder,
