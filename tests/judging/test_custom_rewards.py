@@ -89,9 +89,9 @@ def test_custom_component_is_set_and_weighted_by_overrides() -> None:
     [
         ("brief=own.py:brief", "reward.own.brief: has no weight: set reward.weights.brief"),
         ("structure=own.py:brief", "reward.own.structure: a component of this name exists"),
-        ("brief=own.py", "reward.own.brief: got 'own.py', expected path/to/file.py:function or package.module:func"),
+        ("brief=own.py", "reward.own.brief: got 'own.py'"),
         ("Brief=own.py:brief", "reward.own.Brief"),
-        ("brief=3", "reward.own.brief: got 3, expected path/to/file.py:function"),
+        ("brief=3", "reward.own.brief: got 3, expected a valid string"),
     ],
 )
 def test_recipe_with_an_invalid_component_reference_is_rejected(override: str, message: str) -> None:

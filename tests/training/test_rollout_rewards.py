@@ -120,7 +120,7 @@ def test_degenerate_share_of_the_reward_is_logged(make: Make) -> None:
         ([judged, idle], 1.2 / 2.4),
         ([judged, wrong, idle, idle], 2.4 / 3.8),
         ([idle], 1.0),
-        ([judged, "x"], 0.2 / 11 / (1.2 + 0.2 / 11)),  # it ended by itself: one rule of eleven
+        ([judged, "x"], 0.2 / 13 / (1.2 + 0.2 / 13)),  # it ended by itself: one rule of thirteen
     ]:
         _, logged = _score(make(), [*map(_ids, completions)])
         assert logged["degenerate_reward_share"] == pytest.approx(share)
@@ -135,8 +135,7 @@ def test_completions_are_parsed_by_the_prompt_format(make: Make) -> None:
     values, logged = _score(rewards, [*map(_ids, texts)])
     assert values == {"correctness": [1.0, -1.0, -1.0], "structure": [1.0, 0.5, 0.5]}
     assert "degenerate_reward_share" not in logged  # it asks for no rubric of ours
-    assert logged["correct/strict"] == pytest.approx(1 / 3)
-    assert logged["correct/verdict_only"] == pytest.approx(2 / 3)
+    assert (logged["correct"], logged["in_format"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
 
 
 def test_rows_contain_text_reward_and_step_and_are_taken_once(make: Make) -> None:

@@ -123,7 +123,7 @@ def _sections(text: str, broken: set[str]) -> dict[str, str | None]:
         start, stop = text.find(opening), text.find(closing)
         bodies[name] = None
         if text.count(opening) != 1 or text.count(closing) != 1 or stop < start:
-            broken |= {f"{name}_once", "order"}
+            broken |= {f"{name}_once", "order", "outside"}
             continue
         bodies[name] = text[start + len(opening) : stop]
         if start < end:

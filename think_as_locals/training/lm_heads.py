@@ -55,24 +55,24 @@ class _KeptLogits(ChunkedLogProbFunction):
         if not ctx.keeps:
             return ChunkedLogProbFunction.backward(ctx, *gradients)
         hidden, weight, targets, logits, log_total, entropy = ctx.saved_tensors
-        of_log_probs, at = gradients[0][:, None], targets[:, None]
+        grad_log_probs, at = gradients[0][:, None], targets[:, None]
         log_probs = logits.sub_(log_total[:, None])  # in place: autograd refuses to use them once more
         entropy_term = None
         if entropy is not None and gradients[1].any():
             entropy_term = gradients[1][:, None] * log_probs.exp() * (log_probs + entropy[:, None])
         probs = log_probs.exp_()
-        of_targets = of_log_probs * (1 - probs.gather(1, at))
-        of_logits = probs.mul_(-of_log_probs).scatter_(1, at, of_targets)
+        grad_targets = grad_log_probs * (1 - probs.gather(1, at))
+        grad_logits = probs.mul_(-grad_log_probs).scatter_(1, at, grad_targets)
         if entropy_term is not None:
-            of_logits -= entropy_term
-        of_logits *= ctx.factor
-        of_weight = None
+            grad_logits -= entropy_term
+        grad_logits *= ctx.factor
+        grad_weight = None
         with utils.maybe_gather_lm_head_ctx(weight):
             if ctx.needs_input_grad[1]:
-                of_weight = torch.zeros_like(weight)
-                for tile, tokens in zip(of_logits.split(TOKEN_CHUNK_SIZE), hidden.split(TOKEN_CHUNK_SIZE), strict=True):
-                    of_weight.addmm_(tile.t(), tokens)
-            return of_logits @ weight, of_weight, *[None] * 7
+                grad_weight = torch.zeros_like(weight)
+                for tile, tokens in zip(grad_logits.split(TOKEN_CHUNK_SIZE), hidden.split(TOKEN_CHUNK_SIZE), strict=True):
+                    grad_weight.addmm_(tile.t(), tokens)
+            return grad_logits @ weight, grad_weight, *[None] * 7
 
 
 def float32_heads() -> AbstractContextManager[Any]:
