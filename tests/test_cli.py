@@ -327,7 +327,7 @@ def test_recipes_can_be_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkey
 
 
 def test_closed_stdout_pipe_ends_the_command_silently() -> None:
-    command = f"{sys.executable} -m think_as_locals recipes | true; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m think_as_locals recipes show quickstart | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (done.stdout.split("\n")[-2], done.stderr) == ("141", "")
 
