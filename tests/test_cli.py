@@ -327,7 +327,7 @@ def test_recipes_can_be_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkey
 
 
 def test_closed_stdout_pipe_ends_the_command_silently() -> None:
-    command = f"{sys.executable} -m think_as_locals completion bash | true; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m think_as_locals recipes show quickstart | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (done.stdout.split("\n")[-2], done.stderr) == ("141", "")
 
@@ -439,7 +439,7 @@ def test_print_config_outputs_only_the_configuration(tal: Tal) -> None:
                 *(
                     "set test        476",
                     "3 of 476 judgements each: before GRPO",
-                    "GB of memory in addition to torch itself",
+                    "GB for each of 1 (launch/single.yaml)",
                 ),
             ],
         ),
@@ -448,7 +448,7 @@ def test_print_config_outputs_only_the_configuration(tal: Tal) -> None:
             ["scpo_quickstart"],
             [
                 *("seeds 0, 1, 2", "7,200 items, 300 question groups, 10 cultures", "2,400 items"),
-                *("150, each up to 135 steps of 16 pairs", "GB of memory"),
+                *("150, each up to 135 steps of 16 pairs", "GB for each of 1"),
             ],
         ),
         (["carb", "data=quickstart_cards", "eval.items=test"], ["constant", "476 items, 8 question groups"]),

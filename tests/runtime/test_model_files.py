@@ -134,7 +134,6 @@ COMMANDS = {
 def test_commands_report_a_damaged_model_without_traceback(
     models: Path, tmp_path: Path, damage: str, tal: Tal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("think_as_locals.machine.doctor.recipes", list)  # which others run here takes seconds
     monkeypatch.setattr("uvicorn.run", lambda *_, **__: pytest.fail("the server started"))
     damages = {**DAMAGES, "one class": ARCHITECTURES_AS_STRING}
     paths = {"JUDGE": str(tmp_path / "judge"), "RM": str(tmp_path / "rm"), "ITEMS": str(models / "items.jsonl")}

@@ -183,19 +183,16 @@ def test_deepspeed_zero3_config_must_gather_weights_on_save(unlaunched: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("key", "decided_by"),
     [
-        (
-            ["grpo.use_cpu=true", "grpo.ddp_backend=gloo", "grpo.deepspeed=zero.json", "grpo.fsdp=true"],
-            "set a --config_file of accelerate launch instead",
-        ),
-        (["sft.ddp_timeout=7200"], r"set grpo\.ddp_timeout instead"),
+        *((f"grpo.{key}", "the launch file") for key in ("use_cpu=true", "ddp_backend=gloo", "fsdp=true")),
+        ("grpo.deepspeed=zero.json", "the launch file"),
+        ("sft.ddp_timeout=7200", r"grpo\.ddp_timeout"),
     ],
 )
-def test_settings_owned_by_the_launcher_are_rejected(keys: list[str], message: str) -> None:
-    for key in keys:
-        with pytest.raises(ConfigError, match=message):
-            load_recipe("recipes/quickstart.yaml", [key])
+def test_settings_owned_by_the_launcher_are_rejected(key: str, decided_by: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key.partition('=')[0]}: decided by {decided_by}"):
+        load_recipe("recipes/quickstart.yaml", [key])
 
 
 # --- how long they wait for one another ---

@@ -391,9 +391,9 @@ def check_arguments(config: TrainingConfig, num_items: int, processes: int | Non
 
 
 def check_num_items(arguments: GRPOConfig, num_items: int) -> None:
-    """Raise a ValueError if the items do not fill a generation batch: TRL would train on none, and end."""
+    """Raise a ConfigError if the items do not fill a generation batch: TRL would train on none, and end."""
     if num_items < (prompts := arguments.generation_batch_size // arguments.num_generations):
-        raise ValueError(
+        raise ConfigError(
             f"completions are sampled for {prompts:,} prompts at a time (processes {arguments.world_size}, times "
             f"per_device_train_batch_size {arguments.per_device_train_batch_size}, times steps_per_generation "
             f"{arguments.steps_per_generation}, which is gradient_accumulation_steps unless set, over num_generations "
