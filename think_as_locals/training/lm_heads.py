@@ -70,7 +70,9 @@ class _KeptLogits(ChunkedLogProbFunction):
         with utils.maybe_gather_lm_head_ctx(weight):
             if ctx.needs_input_grad[1]:
                 grad_weight = torch.zeros_like(weight)
-                for tile, tokens in zip(grad_logits.split(TOKEN_CHUNK_SIZE), hidden.split(TOKEN_CHUNK_SIZE), strict=True):
+                for tile, tokens in zip(
+                    grad_logits.split(TOKEN_CHUNK_SIZE), hidden.split(TOKEN_CHUNK_SIZE), strict=True
+                ):
                     grad_weight.addmm_(tile.t(), tokens)
             return grad_logits @ weight, grad_weight, *[None] * 7
 
