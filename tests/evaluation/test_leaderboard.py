@@ -299,6 +299,13 @@ def test_page_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Pat
     assert len([row for row in page.rows if row.startswith("all cultures")]) == 4
 
 
+def test_cells_of_every_map_have_ids_of_their_own(out: Path) -> None:
+    """Colours belong to ids: with shared ones a map would show another model's."""
+    ids = re.findall(r' id="(T_[^"]+)"', (out / "leaderboard.html").read_text(encoding="utf-8"))
+    assert len({name.split("_")[1] for name in ids}) > 1
+    assert len(ids) == len(set(ids))
+
+
 def test_slot_bias_order_consistency_and_calibration_have_intervals(tmp_path: Path) -> None:
     both = [judged(item, i % 3 > 0) for i, item in enumerate(items())]
     turned = [replace(p, presented=shuffle_responses(p.item, reverse=True)) for p in both]

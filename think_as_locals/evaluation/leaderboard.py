@@ -431,7 +431,10 @@ def _page(
             boards=shown,
             failures=tables.html(_failures_table(failed), "Failed") if failed else "",
             probes="" if probes.empty else tables.html(probes, "Spurious-feature probes"),
-            maps=[(_name({**entry.summary, "name": entry.name}), heat_map(entry.summary)) for entry in entries],
+            maps=[
+                (_name({**entry.summary, "name": entry.name}), heat_map(entry.summary, number=number))
+                for number, entry in enumerate(entries)
+            ],
             browser=browsable(entries, MAX_CHARACTERS),
             longest_text=LONGEST_TEXT,
             runs=[(run.name if names[run.name] == 1 else str(run), read_settings(run)) for run in runs],

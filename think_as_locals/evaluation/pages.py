@@ -115,8 +115,11 @@ def intervals_plot(estimates: Sequence[tuple[str, Mapping[str, Any]]], chance: f
     return svg(figure)
 
 
-def heat_map(now: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Markup:
-    """Return accuracy by culture and domain, coloured from chance, with the change against an earlier measurement."""
+def heat_map(now: Mapping[str, Any], before: Mapping[str, Any] | None = None, number: int = 0) -> Markup:
+    """Return accuracy by culture and domain, coloured from chance, with the change against an earlier measurement.
+
+    Cells get their colours by ids, so each map on a page needs a `number` of its own.
+    """
     domains = [*now["by_domain"], "all domains"]
     texts, shades = DataFrame(columns=domains), DataFrame(columns=domains, dtype=float)
     for culture in (*now["by_culture"], "all cultures"):
@@ -131,7 +134,7 @@ def heat_map(now: Mapping[str, Any], before: Mapping[str, Any] | None = None) ->
         texts.loc[name], shades.loc[name] = cells, tones
     style = texts.style.background_gradient("RdBu", vmin=-110, vmax=110, gmap=shades, axis=None)
     heat = style.format(escape="html").format_index(escape="html", axis=0).format_index(escape="html", axis=1)
-    table = heat.set_uuid("map").set_table_attributes('class="heat"').to_html()
+    table = heat.set_uuid(f"map{number}").set_table_attributes('class="heat"').to_html()
     return Markup('<div class="scroll" tabindex="0">{}</div>').format(Markup(table))  # noqa: S704
 
 
