@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from benchmarks import intervals
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -94,14 +91,6 @@ def test_clustered_interval_has_nominal_coverage(groups: int, cells: int, share:
     assert 0.925 < coverage(found, share) < 0.99
     by_item = [accuracy(scores, ["one"] * len(scores)) for scores, _ in data]
     assert coverage(by_item, share) < 0.9
-
-
-def test_guide_coverage_table_matches_the_measured_result() -> None:
-    guide = Path(statistics.__file__).with_name("README.md").read_text(encoding="utf-8")
-    measured = json.loads(intervals.RESULT.read_text(encoding="utf-8"))
-    assert intervals.table(measured["coverage"]) in guide
-    assert f"{measured['simulations']:,} simulations" in guide
-    assert min(min(of_case.values()) for of_case in measured["coverage"].values()) > 0.915
 
 
 def bootstrap_by_loop(scores: list[float], groups: list[str], cells: list[str], seed: int) -> tuple[float, float]:
