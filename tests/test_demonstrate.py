@@ -165,7 +165,7 @@ def test_third_party_recipe_can_only_send_the_server_key(
                 "defaults: [/demonstrate, override /rm@teacher: server, _self_]\nteacher:\n" + server + name
             )
             done = tal("run", str(recipe), *words[1:-1])
-            assert (done.status, "key_variable: got" in done.err) == (2, name != "VLLM_API_KEY"), done.err
+            assert (done.status, "key_variable: String" in done.err) == (2, name != "VLLM_API_KEY"), done.err
     assert {name for name, value in PLANTED.items() if value in "".join(received)} == {"VLLM_API_KEY"}
 
 

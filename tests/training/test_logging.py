@@ -103,7 +103,8 @@ def test_tensorboard_and_trackio_match_metrics_jsonl(small_run: Path) -> None:
 
 @pytest.mark.slow
 def test_environment_secrets_appear_in_no_file(small_run: Path) -> None:
-    files = [path for path in small_run.parent.rglob("*") if path.is_file()]
+    folders = small_run.parent, Path(os.environ["TRACKIO_DIR"])
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert {"output.txt", "config.yaml", "report.html", "think-as-locals.db"} <= {path.name for path in files}
     for path in files:
         content = path.read_bytes()
