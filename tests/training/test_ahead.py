@@ -187,7 +187,7 @@ def test_dead_server_ends_the_run_and_its_checkpoint_resumes_elsewhere(
     whole = make_trainer(server, tmp_path, 1)
     whole.train()
     ids = [row["id"] for row in whole.rewards.take_rows()]
-    trainer = make_trainer(server, tmp_path / "other", 1, "grpo.save_steps=1", "rollout.timeout_s=2")
+    trainer = make_trainer(server, tmp_path / "other", 1, "grpo.save_steps=1", "rollout.timeout_s=6")
     server.before = lambda request: samples(request) and len(server.served) >= 4
     message = ends_with(trainer.train)
     assert f"the vLLM server at {server.url}" in message
