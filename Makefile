@@ -15,7 +15,7 @@ help:  ## Show this list
 
 install: .venv/.train  ## Install the training stack into .venv (with vLLM and DeepSpeed if there is a GPU)
 
-quickstart: .venv/.train  ## Train a small judge from scratch, 3 to 4 minutes on two CPU cores
+quickstart: .venv/.train  ## Train a small judge from scratch, about 5 minutes on two CPU cores
 	$(BIN)/tal run recipes/quickstart.yaml $(ARGS)
 
 test: .venv/.vllm  ## Lint, types, layers, all tests
