@@ -120,7 +120,8 @@ def cold_start(
     if folder.cold_start.model.is_dir():
         return
     state = PartialState()
-    count = sft.max_steps * sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
+    batch = sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
+    count = sft.max_steps * batch if config.model.scratch is not None else None
     # A file has them source by source; ours are drawn at random: a new judge's tokenizer is trained on the first.
     written = random.Random(config.seed).sample(data.demonstrations, len(data.demonstrations))
     demonstrations = written or list(demonstrate(data.train, count, sft, config.seed, config.prompt.template))

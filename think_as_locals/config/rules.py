@@ -183,13 +183,11 @@ def _sft_faults(config: RunConfig) -> Iterator[str]:
         return
     biased = {name: value for name, value in sft if name.startswith("biased_")}
     if not scratch and any(value is not None for value in biased.values()):
-        remedy = "choose trainer=demonstrated_grpo sft.data=FILE, which `tal demonstrate` writes"
+        remedy = "choose trainer=demonstrated_grpo"
         yield f"sft: trainer=cold_start_grpo is for random weights; {config.model.path} is pretrained: {remedy}"
         return
-    if sft.data is None and (unset := [f"sft.{name}" for name, value in biased.items() if value is None]):
-        yield f"sft.data: got null, expected a file that `tal demonstrate` wrote, or set {', '.join(unset)}"
-    if sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None):
-        yield f"sft.max_steps: got {sft.max_steps}, expected at least 1, or -1 for sft.num_train_epochs of sft.data"
+    if sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None and scratch):
+        yield f"sft.max_steps: got {sft.max_steps}, expected at least 1, or -1 for epochs over a pretrained model's demonstrations"
     if (sft.biased_wrong or 0.0) + (sft.biased_right or 0.0) > 1:
         yield "sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1"
 

@@ -1,10 +1,10 @@
 """The cold start: supervised fine-tuning on demonstrations, with TRL's SFTTrainer.
 
-The demonstrations are a teacher's (`sft.data`), or are made here for a judge from scratch. A demonstration made here
-follows the output format and recalls, response by response, the culture it belongs to and whether that is the one in
-question; the verdict follows. For pairs without the culture of each response, it only says whether each response fits.
-A share of the facts is mostly attributed to one wrong culture, as pretrained models do with cultures that they saw
-little of: GRPO corrects these errors.
+The demonstrations are a teacher's (`sft.data`), or are made here from a template: they follow the output format and
+recall, response by response, the culture it belongs to and whether that is the one in question; the verdict follows.
+For pairs without the culture of each response, they only say whether each response fits. A pretrained model is shown
+every item in both orders, with the right verdict. A judge from scratch is taught errors: a share of the facts is mostly
+attributed to one wrong culture, as pretrained models do with cultures that they saw little of, for GRPO to correct.
 """
 
 from __future__ import annotations
@@ -98,21 +98,24 @@ class DemonstrationDataset(LazyDataset):
 
 
 def demonstrate(
-    items: Sequence[Item], count: int, sft: SftSection, seed: int, prompt: str = "compact"
+    items: Sequence[Item], count: int | None, sft: SftSection, seed: int, prompt: str = "compact"
 ) -> Iterator[Demonstration]:
-    """Yield demonstrations for `count` random items, in the format of a prompt and with the bias that `sft` sets."""
+    """Yield demonstrations in the format of a prompt, with the bias that `sft` sets.
+
+    Of `count` random items; without a `count` of every item in two orders, so that no position is taught.
+    """
     format_ = prompt_format(prompt)
     cultures = sorted({culture for item in items for culture in origins_of(item)})
     share, mostly_wrong, right_share, guess = (
         value or 0.0 for value in (sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess)
     )
     rng = random.Random(seed)
-    drawn_items = rng.choices(items, k=count)
+    drawn_items = [item for item in items for _ in range(2)] if count is None else rng.choices(items, k=count)
     groups = {item.group for item in drawn_items}
     wrong = misattributed([item for item in items if item.group in groups], share, seed)
     shuffled = cache(lambda item: tuple(shuffled_order(item.responses, seed)))
-    for item in drawn_items:
-        order = shuffled(item)
+    for number, item in enumerate(drawn_items):
+        order = shuffled(item)[:: -1 if count is None and number % 2 else 1]
         presented = reorder_responses(item, order)
         origins = origins_of(presented)
         known = [i for i, right in enumerate(origins) if (presented.group, right) not in wrong]
@@ -161,7 +164,8 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
 
 
 def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdict: int) -> str:
-    line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
+    kind = "line" if has_origins(presented) else "line_without_origin" if presented.culture else "line_without_culture"
+    line = Template(_TEXTS[kind])
     right = origins_of(presented)[presented.best]
     # A full stop separates the response from the culture behind it, for readers and the tokenizer.
     responses = [text if text.endswith((".", "!", "?", "。")) else f"{text}." for text in presented.responses]
@@ -176,5 +180,6 @@ def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdic
         for label, response, belief in zip(LABELS, responses, beliefs, strict=False)
     ]
     rubrics = _TEXTS["rubrics"]
-    rubric = Rubric(tuple(Criterion(*criterion) for criterion in rubrics.get(presented.domain, rubrics["default"])))
+    criteria = rubrics.get(presented.domain, rubrics["default" if presented.culture else "without_culture"])
+    rubric = Rubric(tuple(Criterion(*criterion) for criterion in criteria))
     return format_.write(rubric, "\n".join(lines), verdict)
