@@ -30,10 +30,11 @@ from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_lon
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.model_files import reading_model
-from think_as_locals.runtime.output import progress_console, quiet_transformers
+from think_as_locals.runtime.output import progress_console, quiet_transformers, shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_requested, train_stage
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
+from think_as_locals.training.faults import parse_failure_causes
 from think_as_locals.training.grpo import (
     MAX_CHECKED,
     JudgeTrainer,
@@ -44,7 +45,7 @@ from think_as_locals.training.grpo import (
     train_grpo,
 )
 from think_as_locals.training.logging import LiveView
-from think_as_locals.types import TEST, DataError, Item, ProtocolKind
+from think_as_locals.types import TEST, DataError, Item, ProtocolKind, cut
 
 _TOKENIZER_DEMONSTRATIONS = 4000
 _EXAMPLES = 3
@@ -277,7 +278,20 @@ def evaluate_policy(
             training=hashes,
         )
         metrics |= carb.metrics(name, summary)
+    if step == 0:
+        warn_of_parse_failures(config, scored[TEST], console)
     return metrics
+
+
+def warn_of_parse_failures(config: RunConfig, scored: Sequence[ScoredItem], console: Console) -> None:
+    """Say before GRPO if the model writes hardly any verdict, with two completions and what to change."""
+    failures = [each.judgement for each in scored if each.parse_failure]
+    if len(failures) <= config.reward.max_parse_failure * len(scored):
+        return
+    shown = [cut(shorten_repeats(" ".join(each.completion.split())), 200) for each in failures[:2]]
+    causes = parse_failure_causes(config, failures)
+    message = f"{len(failures)} of {len(scored)} test judgements before GRPO have no verdict, such as {shown}. {causes}"
+    console.print(f"warning: {message}", style="yellow", highlight=False, markup=False)
 
 
 def judge_sets(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     Read = Callable[[Sequence[Item]], list[tuple[RenderableType, dict[str, Any]]]]
     """A function from items to what is printed for each, in a table and with `--json`."""
 
-_CHUNK = 64  # items between two updates of the progress bar
+_CHUNK = 8  # items between two updates: vLLM batches within them, and on a CPU more take minutes
+_MAX_TOKENS = 512  # of a judgement by a model that was not trained as a judge, and may never stop
 _MAX_IDS = 5  # in a message
 
 
@@ -35,6 +36,9 @@ def add(commands: Any) -> None:
     judge.add_argument("--response", action="append", default=[], metavar="TEXT", help=candidate)
     judge.add_argument("--culture", help="ISO 3166 code, e.g. TH; for a file, the culture of rows that have none")
     judge.add_argument("--language", help="BCP-47 tag of the prompt; for a file, the language of rows that have none")
+    judge.add_argument("--limit", type=int, metavar="N", help="judge only the first N rows")
+    most = "maximum length of a judgement; default: the one it was trained with, or 512"
+    judge.add_argument("--max-tokens", type=int, metavar="N", help=most)
     judge.add_argument("--json", action="store_true", help="print one JSON object per line")
     judge.add_argument(
         "--backend", choices=["transformers", "vllm"], default="transformers", help="engine; default: transformers"
@@ -58,12 +62,12 @@ def _judge(arguments: Namespace) -> None:
 
     from think_as_locals.runtime.output import progress_console
 
-    items = _items(arguments)
+    items = _items(arguments)[: arguments.limit]
     out = Console(markup=False, highlight=False, emoji=False)
     console = out if out.is_terminal else progress_console()
     show_progress = len(items) > 1 and console.is_terminal and not console.quiet
     with ExitStack() as stack:
-        read = stack.enter_context(_loaded_reader(arguments.model, arguments.backend))
+        read = stack.enter_context(_loaded_reader(arguments.model, arguments.backend, arguments.max_tokens))
         progress = stack.enter_context(Progress(console=console, transient=True, disable=not show_progress))
         task, failures = progress.add_task("judging", total=len(items)), 0
         for first in range(0, len(items), _CHUNK):
@@ -78,8 +82,8 @@ def _judge(arguments: Namespace) -> None:
         print(
             f"tal: {failures} of {len(items)} judgements have no verdict: the model did not follow the format of its "
             "prompt (`issues` name the rules it broke). Check that it was trained as a judge on data of this kind, and "
-            "that max_completion_length in its tal_judge.json is large enough. To train a pretrained model: "
-            "tal run tal_grpo",
+            "--max-tokens is large enough. `tal doctor --model` tries other prompts; `tal run pretrained` and "
+            "`tal run tal_grpo` train a pretrained model",
             file=sys.stderr,
         )
         raise SystemExit(1)
@@ -135,7 +139,7 @@ def _source_of(path: str) -> str | None:
 
 
 @contextmanager
-def _loaded_reader(model: str, backend: Any) -> Iterator[Read]:
+def _loaded_reader(model: str, backend: Any, max_tokens: int | None) -> Iterator[Read]:
     """Load a judge or a classifier, and close it; a PreflightError if there is no such model."""
     from think_as_locals.evaluation.tables import judgement_view, scores_view
     from think_as_locals.machine.doctor import model_fault
@@ -162,9 +166,12 @@ def _loaded_reader(model: str, backend: Any) -> Iterator[Read]:
             for item, scores in zip(items, rm.score(items), strict=True)
         ]
         return
-    from think_as_locals.reward_models.judge import Judge
+    from think_as_locals.reward_models.judge import SETTINGS_FILE, Judge
 
-    with Judge.load(model, backend=backend) as judge:
+    if max_tokens is None and model_file(model, SETTINGS_FILE) is None:
+        max_tokens = _MAX_TOKENS
+    changes: dict[str, Any] = {"max_completion_length": max_tokens} if max_tokens else {}
+    with Judge.load(model, backend=backend, **changes) as judge:
 
         def read(items: Sequence[Item]) -> list[tuple[RenderableType, dict[str, Any]]]:
             try:

@@ -56,9 +56,10 @@ def add(commands: Any) -> None:
     of_launch = "accelerate configuration: a name in launch/, or a file; default: the recipe's run.launch, or single"
     doctor.add_argument("--launch", help=of_launch)
     doctor.add_argument(
-        "--model", metavar="PATH", help="directory or Hub id of a model: sample 20 judgements, count broken rules"
+        "--model", metavar="PATH", help="directory or Hub id of a model: sample judgements, count broken rules"
     )
-    doctor.add_argument("--prompt", help="with --model: a prompt template; default: the one it was trained with")
+    template = "with --model: a prompt template; default: the one it was trained with, or several"
+    doctor.add_argument("--prompt", help=template)
     doctor.add_argument("--backend", choices=["transformers", "vllm"], default="transformers", help="engine of --model")
     doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     doctor.set_defaults(command=_doctor)
@@ -151,13 +152,16 @@ def _launch(arguments: Namespace) -> None:
 def _doctor(arguments: Namespace) -> None:
     from think_as_locals.config.checks import load_config
     from think_as_locals.config.launch import read_launch
-    from think_as_locals.machine.doctor import examine, query_model
+    from think_as_locals.machine.doctor import examine
+    from think_as_locals.runtime.output import progress_console
 
     config = load_config(arguments.recipe, arguments.overrides) if arguments.recipe else None
     launch = read_launch(arguments.launch or (config.run.launch if config else None))
     findings = examine(config, launch)
     if arguments.model:
-        findings += query_model(arguments.model, arguments.backend, arguments.prompt)
+        from think_as_locals.machine.model_check import query_model
+
+        findings += query_model(arguments.model, arguments.backend, arguments.prompt, progress_console())
     if arguments.json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
     else:

@@ -187,7 +187,7 @@ def _sft_faults(config: RunConfig) -> Iterator[str]:
         yield f"sft: trainer=cold_start_grpo is for random weights; {config.model.path} is pretrained: {remedy}"
         return
     if sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None and scratch):
-        yield f"sft.max_steps: got {sft.max_steps}, expected at least 1, or -1 for epochs over a pretrained model's demonstrations"
+        yield f"sft.max_steps: got {sft.max_steps}, expected at least 1, or -1 for epochs of a pretrained model"
     if (sft.biased_wrong or 0.0) + (sft.biased_right or 0.0) > 1:
         yield "sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1"
 

@@ -33,6 +33,8 @@ class TransformersEngine(TokenEngine):
     ) -> TransformersEngine:
         """Load a judge from a directory or the Hub; a ModelError without all its weights or a chat template."""
         chat = Chat.load(path, revision, template_kwargs)
+        if dtype == "auto" and not torch.cuda.is_available():
+            dtype = "float32"  # few CPUs compute in bfloat16 as fast
         model = load_language_model(path, dtype, revision)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         return cls(model, replace(chat, positions=positions), batch_size)

