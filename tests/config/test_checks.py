@@ -67,7 +67,6 @@ NAMED_CLASSIFIERS = ("deberta_v3", "tulu3_8b")  # classifiers
 NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
 _NO_RUBRIC = ["reward.weights.criteria_gain=0", "reward.weights.rubric_quality=0", "reward.weights.correctness=1"]
 _NO_COLD_START = ["sft=null", "model.scratch=null", "model.path=x"]
-NEEDS["trainer", "demonstrated_grpo"] = ["sft.data=/somewhere"]
 NEEDS |= {("prompt", name): ["reward.weights.rubric_quality=0"] for name in ("compact", "compact_responses_first")}
 
 
@@ -100,7 +99,7 @@ def test_every_recipe_loads_and_is_named_after_its_file(path: Path) -> None:
         loaded.seed = 3  # type: ignore[misc]
 
 
-PRETRAINED = "Qwen/Qwen2.5-7B-Instruct is pretrained: choose trainer=demonstrated_grpo sft.data=FILE"
+PRETRAINED = "Qwen/Qwen2.5-7B-Instruct is pretrained: choose trainer=demonstrated_grpo"
 
 
 def test_cold_start_reads_demonstrations_from_sft_data() -> None:
@@ -202,9 +201,8 @@ MINE = ["rms.mine=judge", "rms.mine.path=x"]
 REFUSED: dict[Path, list[tuple[list[str], str]]] = {
     GRPO: [
         (["trainer=cold_start_grpo"], PRETRAINED),
-        (["trainer=demonstrated_grpo"], "no default for sft.data"),
         (["sft.data=x"], "choose trainer=demonstrated_grpo"),
-        (["trainer=demonstrated_grpo", "sft.data=null"], "sft.data: got null, expected a file that `tal"),
+        (["trainer=demonstrated_grpo", "sft.max_steps=0"], "sft.max_steps: got 0, expected at least 1"),
         (["sample.task=prompts"], "sample.* belongs to a recipe that draws candidates"),
         (["data=mix"], "data.mix: Dictionary should have at least 1 item"),
         (["data.mix.mine=blend", "data.mix.mine.path=x"], "data.mix: no such key"),

@@ -1,4 +1,4 @@
-"""`tal doctor`: what it reports about a machine, a recipe on it, and a judge's format."""
+"""`tal doctor`: what it reports about a machine and a recipe on it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import QUICK, SMALL
-from items import RUBRIC, make_item
-from reward_models.scripted import Scripted, shown_in
 
 from think_as_locals import cli
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.launch import Launch
-from think_as_locals.engines import Messages
-from think_as_locals.judging import write
-from think_as_locals.machine.doctor import check_format, missing_for
-from think_as_locals.reward_models.judge import Judge, JudgeSettings
+from think_as_locals.machine.doctor import missing_for
 from think_as_locals.runtime import gpus
 
 ONE = Launch("NO", 0, 1)
@@ -109,41 +104,3 @@ def test_gpus_are_listed_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> N
         "torch.cuda.get_device_properties", lambda _: SimpleNamespace(name="NVIDIA H100", total_memory=81559 * 2**20)
     )
     assert gpus.gpus() == ["NVIDIA H100, 81559 MiB"] * 2
-
-
-# --- tal doctor --model ---
-
-
-def judge_with_format_errors(messages: Messages) -> str:
-    """The right verdict, in a form that depends on the question."""
-    text = write(RUBRIC, "Weighed.", shown_in(messages).index("yes"))
-    number = messages[-1]["content"].partition("Question ")[2][0]
-    return {"0": text, "1": f"Well.\n{text}", "2": text.replace("<verdict>", "<verdict> "), "3": "I cannot say."}[
-        number
-    ]
-
-
-def test_check_format_counts_broken_rules() -> None:
-    items = [make_item(id=str(i), prompt=f"Question {i}?", responses=("no", "yes"), best=1) for i in range(4)]
-    judge = Judge(engine=Scripted(judge_with_format_errors), settings=JudgeSettings(prompt="compact"))
-    found = [finding.found for finding in check_format(judge, items)]
-    assert found[:2] == [
-        "of 4 judgements with prompt compact, 2 are in the format",
-        "1 have no verdict, 3 have the right one",
-    ]
-    assert "  1 of 4 break verdict_label: the verdict has to be one of the labels on offer" in found
-
-
-def test_doctor_checks_the_format_of_a_trained_judge(
-    small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "argv", ["tal", "doctor", "--model", str(small_run / "model")])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr().out
-    assert not ended.value.code
-    assert "of 20 judgements with prompt compact" in printed
-    assert "knows only questions like those it was trained on" in printed
-    asked = f"tal judge {small_run / 'model'} {small_run / 'examples.jsonl'}"
-    assert asked.replace(" ", "") in "".join(printed.split())

@@ -115,6 +115,7 @@ _PLACEHOLDERS: dict[str, Callable[[Reader, Path, str], object]] = {
     "mine.jsonl": lambda _, path, __: write_items(path, times=12),
     "my.csv": lambda _, path, __: write(path, [PAIR]),
     "judge.yaml": _started,
+    "one_cpu.yaml": _started,
     "one_gpu.yaml": _started,
     "runs/first": _first_run,
     "own_rewards.py": lambda _, path, __: path.write_text(OWN_REWARDS, encoding="utf-8"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from items import make_item
 from training.small_grpo import TINY, figures
 
 from think_as_locals.config.checks import load_recipe
@@ -39,6 +40,22 @@ def test_unbiased_demonstrations_are_always_correct() -> None:
         judgement = parse(made.completion, 4)
         assert judgement.issues == ()
         assert judgement.verdict == shuffle_responses(made.item, 0).best
+
+
+PAIRS = [make_item(id=str(i), prompt=f"{i}?", responses=("worse", "right"), best=1, culture=None) for i in range(6)]
+
+
+def test_pretrained_models_see_every_item_in_both_orders_with_the_right_verdict() -> None:
+    none = SFT.model_copy(update=dict.fromkeys(("biased_share", "biased_wrong", "biased_right", "biased_guess")))
+    for items in (ITEMS[:20], PAIRS):
+        made = list(demonstrate(items, None, none, seed=0))
+        assert [each.item for each in made] == [item for item in items for _ in range(2)]
+        for first, second in zip(made[::2], made[1::2], strict=True):
+            assert first.order == second.order[::-1]
+        for each in made:
+            judgement = parse(each.completion, len(each.order))
+            assert (judgement.issues, judgement.verdict) == ((), each.presented.best)
+    assert "culture" not in made[0].completion.lower()
 
 
 @pytest.mark.parametrize("prompt", VERDICT_PROMPTS)
@@ -177,7 +194,7 @@ def test_batches_of_similar_length_can_be_asked_for(tmp_path: Path) -> None:
 
 def test_cold_start_uses_lora_only_for_pretrained_models(tmp_path: Path) -> None:
     made = list(demonstrate(ITEMS, 4, UNBIASED, seed=0))
-    loaded = ["trainer=demonstrated_grpo", "sft.data=x", "lora=rank16", "model.scratch=null", "model.path=x"]
+    loaded = ["trainer=demonstrated_grpo", "lora=rank16", "model.scratch=null", "model.path=x"]
     trainer = _trainer(tmp_path / "loaded", made, *loaded)
     trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
     assert trained

@@ -25,7 +25,7 @@ from think_as_locals.runtime.output import quiet_transformers, shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Item, PreflightError, cut
 
-_ITEMS, _ITEMS_EACH = 20, 8  # with one prompt, and with each of several
+_ITEMS, _ITEMS_EACH = 20, 4  # with one prompt, and with each of several
 _MAX_TOKENS = 512  # of a judgement: a model that was not trained for it may never stop
 _PROMPTS = ("listwise", "rewardbench2", "rm_r1")  # of different formats, for a model that was trained for none of ours
 _SHOWN = 160  # characters of a completion
