@@ -99,6 +99,7 @@ class DataSection(Section):
     path: str | None
     columns: dict[RowField, str | Annotated[list[str], Field(min_length=1)]] | None
     labels: Annotated[dict[str, ResponseLabel], BeforeValidator(_named_by_texts)] | None
+    faulty_rows: Literal["skip", "error"]
     split: Literal["group", "pairing"]
     test_share: Share
     validation_share: Share | None

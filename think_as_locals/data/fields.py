@@ -65,8 +65,10 @@ def _check_culture(name: str) -> str:
 
 
 def _as_list(value: Any) -> Any:
-    """Read a text as a list of one, unless it is a list as JSON or pandas writes it."""
-    value = unpack(value)
+    """Read a text as a list of one, unless it is a list of texts as JSON or pandas writes it."""
+    unpacked = unpack(value)
+    if isinstance(unpacked, list) and all(isinstance(each, str) for each in unpacked):
+        value = unpacked
     # The beginning of a list that could not be parsed, printed by numpy or cut off, is no response.
     return [value] if isinstance(value, str) and not value.startswith(("['", '["')) else value
 
@@ -93,9 +95,12 @@ Culture = Annotated[Text, AfterValidator(_check_culture)]  # the same, or a regi
 
 
 def best_first(chosen: str, rejected: Sequence[str], **fields: Any) -> Item:
-    """Return an item whose first response is the best; without a group, the same words are the same question."""
+    """Return an item whose first response is the best; without a group, the same words are the same question.
+
+    Worse responses of the same text are one.
+    """
     given = {"culture": None, "language": "en", "group": question_group(fields["prompt"]), **fields}
-    return Item(responses=(chosen, *rejected), best=0, **given)
+    return Item(responses=(chosen, *dict.fromkeys(rejected)), best=0, **given)
 
 
 def count_faults(row: Mapping[str, Any], **counts: int) -> Iterator[Fault]:

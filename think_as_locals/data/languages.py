@@ -71,6 +71,10 @@ def named_culture(text: str) -> str:
     return (len(text) > 2 and culture_code(text)) or text
 
 
+PLACEHOLDERS = frozenset({"nan", "n/a", "#n/a", "none", "null", "<na>"})
+"""What tables write, folded, where a cell is empty."""
+
+
 def culture_fault(culture: str) -> str | None:
     """Return why a text is not a culture: an ISO 3166 code, or a free name that is no country's, even misspelt.
 
@@ -78,6 +82,8 @@ def culture_fault(culture: str) -> str | None:
     """
     if culture in _territories("en"):
         return None
+    if culture.strip().casefold() in PLACEHOLDERS:
+        return "which tables write for an empty cell: leave it out (Namibia is NA)"
     if re.fullmatch("[A-Za-z]{2}-[A-Za-z0-9]{1,3}", culture):
         region = _subdivision(culture)
         meant, expected = region and region.code, "a region's code of ISO 3166-2"

@@ -136,7 +136,11 @@ def read(data: DataSection, seed: int = 0) -> Sequence[Item]:
     check_settings(data)
     source = SOURCES[data.source]
     try:
-        items = source.items(data, seed) if source.items else valid_items(mark_repeats(row_outcomes(data, seed)))
+        items = (
+            source.items(data, seed)
+            if source.items
+            else valid_items(mark_repeats(row_outcomes(data, seed)), skip=data.faulty_rows == "skip")
+        )
         return choose(items, data, source.applies, seed)
     except DataError as error:
         other: str = data.source
@@ -159,6 +163,8 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
     The keys apply in this order: languages, question groups, countries, the largest question groups, the number of
     responses, pairs, places to hide, the number of items. A `DataError` names values that no item has.
     """
+    if SOURCES[data.source].in_columns:
+        items = join_groups(items)
     if "languages" not in applied:
         items = _matching("data.languages", data.languages, items, lambda item: _with_primary(item.language))
     if "groups" not in applied:
@@ -178,6 +184,21 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
             reason = f"whose question does not name its place in words that can be cut, such as {unnamed[0]!r}"
             warnings.warn(f"data.hide_place: left out {len(unnamed):,} items {reason}", DataWarning, stacklevel=2)
     return select(tuple(items), data.max_items)
+
+
+def join_groups(items: Iterable[Item]) -> list[Item]:
+    """Give items whose prompts have the same words one question group, whatever the ids of their rows."""
+    items, first, joined = list(items), dict[str, str](), dict[str, str]()
+
+    def root(group: str) -> str:
+        while (other := joined.get(group, group)) != group:
+            group = other
+        return group
+
+    for item in items:
+        group, same = root(item.group), root(first.setdefault(question_group(item.prompt), item.group))
+        joined[group] = same
+    return [item if (group := root(item.group)) == item.group else replace(item, group=group) for item in items]
 
 
 def _matching(

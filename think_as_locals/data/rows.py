@@ -44,7 +44,7 @@ _SKIPPED = frozenset({
 })
 _WARNINGS = frozenset({
     "invisible_text", "wrong_language", "run_on_turn", "duplicate", "count_mismatch", "unread_column",
-    "left_out_sample", "asked_before", "bad_shares", "unknown_domain",
+    "left_out_sample", "asked_before", "bad_shares", "unknown_domain", "placeholder_text",
 })
 # fmt: on
 
@@ -173,14 +173,32 @@ def name_unread_columns(outcomes: Iterable[Outcome], columns: Set[str]) -> Itera
         yield outcome
 
 
-def valid_items(outcomes: Iterable[Outcome]) -> Iterator[Item]:
-    """Yield the items; raise a `DataError`, `file:row: what is wrong`, at the first row with an error."""
+def valid_items(outcomes: Iterable[Outcome], *, skip: bool = False) -> Iterator[Item]:
+    """Yield the items; raise a `DataError`, `file:row: what is wrong`, at the first row with an error.
+
+    With `skip`, a warning at the end counts such rows instead; if no row gives an item, the first error is raised.
+    """
+    faulty, items, rows = list[DataError](), 0, 0
     for outcome in outcomes:
-        outcome.raise_errors()
+        rows += 1
+        try:
+            outcome.raise_errors()
+        except DataError as error:
+            if not skip:
+                raise
+            faulty.append(error)
+        items += len(outcome.items)
         for fault in outcome.faults:
             if fault.name == "unread_column":
                 warnings.warn(f"{outcome.row.place}: {fault.detail}", DataWarning, stacklevel=2)
         yield from outcome.items
+    if faulty and not items:
+        raise faulty[0]
+    if faulty:
+        message = (
+            f"left out {len(faulty):,} of {rows:,} rows with faults, such as {first_of(map(str, faulty), 3, '; ')}"
+        )
+        warnings.warn(f"{message} (data.faulty_rows=error stops instead)", DataWarning, stacklevel=2)
 
 
 _LINES = (".jsonl", ".ndjson", "")

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data.edits import edit_outcomes
-from think_as_locals.data.languages import other_language
+from think_as_locals.data.languages import PLACEHOLDERS, other_language
 from think_as_locals.data.load import choose
 from think_as_locals.data.rows import Fault, Outcome, Severity, mark_repeats
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, response_language, row_outcomes
@@ -203,6 +203,8 @@ def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
             if text in seen:
                 continue
             seen.add(text)
+            if text.strip().casefold() in PLACEHOLDERS:
+                yield Fault("placeholder_text", f"the {name} is {shown(text)}, which may stand for an empty cell")
             if not _VISIBLE.search(text):
                 yield Fault("invisible_text", f"the {name} is {shown(text)}")
             expected = item.language if name == "prompt" else response_language(item)

@@ -175,8 +175,9 @@ def _visible(text: str) -> str:
 #
 # `strict`, ours: the verdict comes last, there is only one, and the completion ended by itself.
 #
-# `rewardbench2`, as in its published code (and RM-R1's, for two labels): the first label in alphabetical order whose
-# brackets occur anywhere in the text, however it ended. It makes our numbers comparable with published ones.
+# `rewardbench2`, as in the published code: for RewardBench 2 the first label in alphabetical order whose brackets
+# occur anywhere in the text, however it ended, and for RM-R1 the only such label. What RewardBench 2 cannot parse earns
+# 1/N, in RM-R1 nothing. It makes our numbers comparable with published ones.
 
 RATINGS = tuple(range(1, 11))
 """The possible ratings of a response."""
@@ -188,6 +189,7 @@ class Format:
     label_opening = "<verdict>"  # the text just before the verdict's label; empty without labels
     reserved_marks: tuple[str, ...] = ()  # marks of a verdict, besides the tags that are always neutralised
     asks_for_rating = False  # whether a single response is presented, to be rated
+    guesses_failures = True  # whether a parse failure earns 1/N by the convention `rewardbench2`
     rules: tuple[str, ...] = tuple(RULES)  # the possible issues
 
     def read(
@@ -213,7 +215,7 @@ class Brackets(Format):
     ) -> Judgement:
         offered = _labels(num_responses)
         if convention == "rewardbench2":
-            label, issues = next((label for label in offered if f"[[{label}]]" in text), None), []
+            label, issues = self._published_label([label for label in offered if f"[[{label}]]" in text]), []
         else:
             label, issues = self._label(without_thinking(text)), [] if finish_reason == "stop" else ["finished"]
         if label is None or label not in offered:
@@ -229,6 +231,9 @@ class Brackets(Format):
     def write(self, rubric: Rubric, analysis: str, verdict: int) -> str:
         return f"{analysis}\n[[{LABELS[verdict]}]]"
 
+    def _published_label(self, found: list[str]) -> str | None:
+        return found[0] if found else None
+
     def _label(self, text: str) -> str | None:
         """Return the label in brackets, if there is only one and at most punctuation follows it."""
         found = [label for label in LABELS if f"[[{label}]]" in text]
@@ -242,12 +247,16 @@ class AnswerTag(Brackets):
     """RM-R1's verdict: `<answer>[[B]]</answer>` at the end."""
 
     reserved_marks = ("<answer>", "</answer>", *Brackets.reserved_marks)
+    guesses_failures = False
 
     def write(self, rubric: Rubric, analysis: str, verdict: int) -> str:
         lines = [f"- {c.weight}% {c.name}: {c.description}" for c in rubric.criteria]
         why = f"<justify>{rubric.criteria[0].name} counts most.</justify>"
         written = "\n".join(("<type>Chat</type>", "<rubric>", *lines, why, "</rubric>", "<eval>", analysis, "</eval>"))
         return f"{written}\n<answer>[[{LABELS[verdict]}]]</answer>"
+
+    def _published_label(self, found: list[str]) -> str | None:
+        return found[0] if len(found) == 1 else None
 
     def _label(self, text: str) -> str | None:
         """Return the label of the answer, if there is only one and nothing follows it."""

@@ -59,7 +59,9 @@ class JudgingProtocol:
         pairs = [shuffled(*pair) for pair in (with_best if self.kind == "pairwise" else combinations(order, 2))]
         return [Request(item, pair[::turn]) for pair in pairs for turn in (1, -1)[: self.orders]]
 
-    def predictions(self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int) -> list[ScoredItem]:
+    def predictions(
+        self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int, format_: Format
+    ) -> list[ScoredItem]:
         """Combine the judgements of all `requests(item, seed)` into predictions: listwise one for each order, else one.
 
         A single prediction has `scores`: ratings, or shares of comparisons won (pairwise: of the others against the
@@ -67,6 +69,7 @@ class JudgingProtocol:
         none (strict, not pairwise). A comparison that cannot be parsed is won by half (pairwise and strict: lost by the
         best response).
         """
+        guesses = self.convention == "rewardbench2" and format_.guesses_failures
         if self.kind == "listwise":
             return [
                 ScoredItem(
@@ -74,7 +77,7 @@ class JudgingProtocol:
                     presented=reorder_responses(request.item, request.order),
                     judgement=judged,
                     margin=judged.margin,
-                    parse_failure_credit=1 / len(request.order) if self.convention == "rewardbench2" else 0.0,
+                    parse_failure_credit=1 / len(request.order) if guesses else 0.0,
                 )
                 for request, judged in zip(requests, judgements, strict=True)
             ]
