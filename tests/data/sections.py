@@ -32,6 +32,7 @@ def data_section(**changes: Any) -> DataSection:
         "min_share_gap": None,
         "columns": None,
         "labels": None,
+        "faulty_rows": "error",
         "shuffle_labels": False,
     }
     return DataSection(**defaults | changes)

@@ -31,6 +31,9 @@ KEYS = (
 """The keys of a CARB file that a report needs."""
 
 
+_CONSTANT, _UNLIKE = 0.9, 0.2  # share of one label among the verdicts, and how much more often than it is best
+
+
 def benchmark(dataset: str) -> str:
     """Return the name of a data set on pages: CARB only for its own rows, a user's own as it is."""
     if dataset == "carb":
@@ -138,6 +141,10 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
     low, high = summary["ci95"]
     accuracy = f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}"
     form = f"in format {summary['in_format']['share']:.1%}, parse failures {summary['parse_failure']:.1%}"
+    if orders := summary["order_consistency"]["n"]:
+        form += f", right in every order {summary['order_consistency']['all_right']['accuracy']:.1%} (n {orders:,})"
+    if shares := [f"{label} {of['chosen']:.0%}" for label, of in summary["slot_bias"].items()]:
+        form += f", verdicts {', '.join(shares)}"
     return [f"{name}: {accuracy}, {form}", *(f"warning: {warning}" for warning in warnings(name, summary))]
 
 
@@ -146,6 +153,10 @@ def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
     trained_on = trained_on_note(summary)
     found = [f"{name} was {trained_on}"] if trained_on else []
     found += [f"{name}: {too_long_note(how, ids)}" for how, ids in summary["too_long"].items() if ids]
+    for label, of in summary["slot_bias"].items():
+        if of["chosen"] > _CONSTANT and of["best"] < of["chosen"] - _UNLIKE:
+            constant = f"its verdict is {label} in {of['chosen']:.0%} of judgements, whatever the responses are"
+            found.append(f"{name}: {constant}: that alone would be right in {of['best']:.0%}")
     return found + [warning for warning in [macro_warning(summary["macro"])] if warning]
 
 
@@ -208,7 +219,7 @@ def best_step(run: RunFolder) -> int | None:
 
 def metrics(name: str, summary: dict[str, Any]) -> dict[str, float]:
     """Return the metrics of a set for trackers, as `eval/NAME/...`."""
-    flips = summary["flips"]
+    flips, orders = summary["flips"], summary["order_consistency"]
     found = {
         "accuracy": summary["accuracy"],
         "ci95_low": summary["ci95"][0],
@@ -217,6 +228,9 @@ def metrics(name: str, summary: dict[str, Any]) -> dict[str, float]:
         "in_format": summary["in_format"]["share"],
         "parse_failure": summary["parse_failure"],
         **({"flips": flips["accuracy"]} if flips["n"] else {}),
+        **({"right_in_every_order": orders["all_right"]["accuracy"]} if orders["n"] else {}),
+        **{f"verdict/{label}": of["chosen"] for label, of in summary["slot_bias"].items()},
+        **{f"position/{label}": part["accuracy"] for label, part in summary["by_position"].items()},
         **{f"culture/{culture}": part["accuracy"] for culture, part in summary["by_culture"].items()},
         **{f"domain/{domain}": part["accuracy"] for domain, part in summary["by_domain"].items()},
     }

@@ -131,6 +131,10 @@ def _tables(
         yield caption, _measured(last[key], before[key] if before else {}, language_name if "lang" in key else str)
     now, then = ({"items": of, "cells": of["macro"]} if of else {} for of in (last, before))
     yield "Means over all items, and over the cells of culture and domain with equal weight", _measured(now, then)
+    both = {step: of["order_consistency"] if of else {"n": 0} for step, of in (("now", last), ("then", before))}
+    if both["now"]["n"]:
+        rows = [{"right in every order": of["all_right"]} if of["n"] else {} for of in both.values()]
+        yield "Items presented in several orders", _measured(*rows)
     if last["flips"]["n"]:
         caption = (
             "Flip sets: the same responses for several cultures; a judge that ignores the culture is right in 1 of N"

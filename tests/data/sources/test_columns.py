@@ -23,6 +23,7 @@ from think_as_locals.data.validate import validate_rows
 from think_as_locals.judging import render
 from think_as_locals.types import DataError, DataWarning, Item
 
+HH = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: How do I greet?\n\nAssistant:"
 PAIR = {"prompt": "What is for breakfast?", "chosen": "Rice porridge.", "rejected": "Toast and jam."}
 AB = {"prompt": "How do I boil an egg?", "response_a": "In water.", "response_b": "No idea.", "winner": "model_a"}
 HELPSTEER: dict[str, Any] = {"domain": "multilingual", "language": "korean", "overall_preference": -2} | (
@@ -56,6 +57,11 @@ def outcome(folder: Path, name: str, changes: dict[str, Any], *overrides: str) -
         ("rows", {"country": "Chile"}, {"culture": "CL"}),
         ("rows", {"rejected": ["Toast.", "Jam."]}, {"responses": (PAIR["chosen"], "Toast.", "Jam.")}),
         ("rows", {"chosen": "[see below]"}, {"responses": ("[see below]", PAIR["rejected"])}),
+        ("rows", {"chosen": "[1, 2]", "rejected": "[2, 1]"}, {"responses": ("[1, 2]", "[2, 1]")}),
+        ("rows", {"rejected": ["Toast.", "Toast."]}, {"responses": (PAIR["chosen"], "Toast.")}),
+        ("rows", {"prompt": None, "chosen": f"{HH} A wai.", "rejected": f"{HH} A bow."},
+         {"prompt": "user: Hi\n\nassistant: Hello\n\nuser: How do I greet?", "responses": ("A wai.", "A bow.")}),
+        ("rows", {"culture": "NA"}, {"culture": "NA"}),
         *(
             ("ab", {"winner": None, column: value}, {"responses": ("In water.", "No idea."), "best": best})
             for best, column, value in (
@@ -98,6 +104,8 @@ def test_valid_row_becomes_an_item(
         ("rows", {"prompt": [{"role": "user", "content": "half \ud83d"}]}, ["broken_text"]),
         ("rows", {"language": "xx_Xxxx", "culture": "Thialand"}, ["unknown_culture", "unknown_language"]),
         ("rows", {"chosen": None, "prompt": None}, ["missing", "missing"]),
+        ("rows", {"prompt": None, "chosen": f"{HH} A wai.", "rejected": "\n\nHuman: No\n\nAssistant: So"}, ["missing"]),
+        *(("rows", {"culture": name}, ["unknown_culture"]) for name in ("NaN", "N/A", "#N/A", "nan")),
         # Some count responses from 0, some from 1: data.labels says so.
         *(("ab", {"winner": value}, ["unknown_label"]) for value in (1, "0", "first", "C")),
         ("ab", {"winner": "tie (bothbad)"}, ["tie"]),

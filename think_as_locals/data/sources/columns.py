@@ -6,6 +6,7 @@ most data sets of preferences are a file in `conf/data`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "id": ("id",),
 }
 """The usual columns of each field. Of several, the first that a row has is read, but all responses."""
+_TURNS = re.compile(r"\n\n(Human|Assistant): ")
 _JOINED = {"prompt": "\n\n", "group": "/", "id": "/"}
 """Fields whose several columns are joined, if a row has the last of them."""
 UNREAD = frozenset({"chosen_model", "rejected_model", "model_a", "model_b"})
@@ -164,13 +166,15 @@ def _as_tuples(columns: Mapping[Any, str | list[str]] | None) -> dict[str, tuple
 
 
 def _without_turns(values: dict[str, Any]) -> dict[str, Any]:
-    """Split conversations, as in TRL, into a prompt and responses, their last messages.
+    """Split conversations, as in TRL or as the text of HH-RLHF, into a prompt and responses, their last messages.
 
     Conversations that differ before their last messages answer different prompts: they are left as they are, a fault.
     """
     fields = ["responses"] if "responses" in values else ["chosen", "rejected"]
     given = values["responses"] if "responses" in values else [values.get(field) for field in fields]
     conversations = [unpack(each) for each in given] if isinstance(given, list) else []
+    if values.get("prompt") is None:
+        conversations = [_dialogue(each) for each in conversations]
     if not conversations or not all(map(_ends_with_answer, conversations)):
         return values
     turns, *others = ([*each[:-1]] for each in conversations)
@@ -180,6 +184,15 @@ def _without_turns(values: dict[str, Any]) -> dict[str, Any]:
     if len(turns) > 1 or (turns and values.get("prompt") is None):
         values["prompt"] = turns
     return values | dict(zip(fields, [texts] if fields == ["responses"] else texts, strict=True))
+
+
+def _dialogue(text: Any) -> Any:
+    """Return the turns of a text that consists of such as `Human: ...`; anything else as it is."""
+    if not isinstance(text, str) or not text.lstrip().startswith("Human: "):
+        return text
+    _, *parts = _TURNS.split(f"\n\n{text.lstrip()}")
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return [{"role": roles[name], "content": said.strip()} for name, said in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def _ends_with_answer(value: Any) -> bool:
