@@ -133,8 +133,10 @@ def _tables(
     yield "Means over all items, and over the cells of culture and domain with equal weight", _measured(now, then)
     both = {step: of["order_consistency"] if of else {"n": 0} for step, of in (("now", last), ("then", before))}
     if both["now"]["n"]:
-        rows = [{"right in every order": of["all_right"]} if of["n"] else {} for of in both.values()]
-        yield "Items presented in several orders", _measured(*rows)
+        rows: list[dict[str, Any]] = [
+            {"right in every order": of["all_right"]} if of["n"] else {} for of in both.values()
+        ]
+        yield "Items presented in several orders", _measured(rows[0], rows[1])
     if last["flips"]["n"]:
         caption = (
             "Flip sets: the same responses for several cultures; a judge that ignores the culture is right in 1 of N"
