@@ -33,7 +33,7 @@ from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.output import progress_console, quiet_transformers, shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_requested, train_stage
-from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
+from think_as_locals.training.cold_start import TRACKED_PART, ColdStartTrainer, demonstrate
 from think_as_locals.training.faults import parse_failure_causes
 from think_as_locals.training.grpo import (
     MAX_CHECKED,
@@ -44,7 +44,7 @@ from think_as_locals.training.grpo import (
     share_of_rank,
     train_grpo,
 )
-from think_as_locals.training.logging import LiveView
+from think_as_locals.training.logging import LiveView, tracked
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind, cut
 
 _TOKENIZER_DEMONSTRATIONS = 4000
@@ -141,7 +141,7 @@ def cold_start(
     fitting = [each for each in demonstrations if each.item not in left_out]
     checkpoints = Checkpoints(folder.cold_start.checkpoints, sft.save_total_limit)
     trainer = ColdStartTrainer(config, sft, model, fitting, checkpoints)
-    with closing(LiveView(console, "cold start")) as view:
+    with tracked(trainer, config, folder, TRACKED_PART), closing(LiveView(console, "cold start")) as view:
         train_stage(folder, trainer, "sft", signals, console, [view])
     seen = [demonstration.item for demonstration in data.demonstrations] or data.train
     hashes = training_hashes(set(seen) - left_out, config.model.path, config.model.revision)
@@ -278,6 +278,7 @@ def evaluate_policy(
             training=hashes,
         )
         metrics |= carb.metrics(name, summary)
+    write_report(folder.path)
     if step == 0:
         warn_of_parse_failures(config, scored[TEST], console)
     return metrics

@@ -33,6 +33,7 @@ from think_as_locals.training.grpo import LazyDataset, adapter_config, trl_argum
 from think_as_locals.training.lm_heads import lean_heads
 from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
 
+TRACKED_PART = "-sft"  # behind the name of the run, in trackers
 _UNKNOWN_ORIGIN = "-"  # the origin of a response that is not the best, if the source does not give it
 _TEXTS = tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))
 
@@ -55,7 +56,10 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
             checkpoints=checkpoints,
             model=model,
             args=SFTConfig(
-                **arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}, remove_unused_columns=False
+                **{**arguments, "report_to": config.grpo.report_to, "run_name": f"{config.run.name}{TRACKED_PART}"},
+                max_length=None,
+                dataset_kwargs={"skip_prepare_dataset": True},
+                remove_unused_columns=False,
             ),
             train_dataset=DemonstrationDataset(config, demonstrations, tokenizer),
             processing_class=tokenizer,

@@ -41,7 +41,7 @@ from think_as_locals.training.ahead import SampledAhead
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, StopSignals, Values, train_stage
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
-from think_as_locals.training.logging import CompletionsWriter, EvalCallback, LiveView, track
+from think_as_locals.training.logging import CompletionsWriter, EvalCallback, LiveView, tracked
 from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedGeneration, rollout_arguments
 from think_as_locals.training.served_engine import ServedGeneration
@@ -248,11 +248,14 @@ def train_grpo(
     evaluate: Callable[[int], dict[str, float]],
 ) -> None:
     """Train by GRPO with the records of a run; `evaluate` measures before, at steps and after."""
-    track(trainer, config, folder)
     file_of = partial(folder.evaluation, TEST)
-    with closing(LiveView(console, "GRPO")) as view:
+    with tracked(trainer, config, folder), closing(LiveView(console, "GRPO")) as view:
         measuring = EvalCallback(trainer, evaluate, file_of, config.eval.every_steps)
-        callbacks = (measuring, CompletionsWriter(folder, trainer.rewards.take_rows), view)
+        callbacks = (
+            measuring,
+            CompletionsWriter(folder, trainer.rewards.take_rows, console, config.eval.every_steps),
+            view,
+        )
         train_stage(folder, trainer, "grpo", signals, console, callbacks)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate import Accelerator
@@ -23,7 +26,11 @@ from trl import GRPOTrainer
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
+from think_as_locals.runtime.output import shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.types import cut
+
+_TEXTS, _SHOWN = ("prompt", "completion"), 400  # of a completion that is shown, and characters of each
 
 
 class MetricsWriter(TrainerCallback):
@@ -41,18 +48,32 @@ class MetricsWriter(TrainerCallback):
 class CompletionsWriter(TrainerCallback):
     """Writes the main process's scored completions to `completions/`, a file for each step, with verdicts and faults.
 
-    TRL's `log_completions` writes only those of the last batch before each logged step, and prints them.
+    One of them is shown at the first step and every `show_every` steps. TRL's `log_completions` writes only those of
+    the last batch before each logged step, and prints them all.
     """
 
-    def __init__(self, run: RunFolder, take_rows: Callable[[], list[dict[str, Any]]]) -> None:
+    def __init__(
+        self, run: RunFolder, take_rows: Callable[[], list[dict[str, Any]]], console: Console, show_every: int
+    ) -> None:
         self._run = run
         self._take_rows = take_rows  # of the last step
+        self._console = console
+        self._show_every = show_every
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         rows = self._take_rows()
         if state.is_world_process_zero and rows:
             self._run.completions_dir.mkdir(parents=True, exist_ok=True)
             write_bytes(self._run.completions(state.global_step), parquet(rows))
+            if state.global_step == 1 or state.global_step % self._show_every == 0:
+                shown = {name: cut(" ".join(shorten_repeats(rows[0][name]).split()), _SHOWN) for name in _TEXTS}
+                texts = "".join(f"\n  {name}: {text}" for name, text in shown.items())
+                of = f"  best {rows[0]['best_label']}, reward {rows[0]['reward']}"
+                self._console.print(
+                    f"step {state.global_step}, one of {len(rows)} completions:{texts}\n{of}",
+                    markup=False,
+                    highlight=False,
+                )
 
 
 class EvalCallback(TrainerCallback):
@@ -106,6 +127,10 @@ _METRICS = {  # metric -> label and format
     "parse_failure": ("parse failures", "{:.1%}"),
     "frac_reward_zero_std": ("zero-variance groups", "{:.1%}"),
     "completions/mean_length": ("tokens a completion", "{:.0f}"),
+    "kl": ("KL to the reference", "{:.4f}"),
+    "entropy": ("entropy", "{:.3f}"),
+    "grad_norm": ("gradient norm", "{:.2g}"),
+    "learning_rate": ("learning rate", "{:.2g}"),
 }
 _LINE_EVERY_S = 15.0
 
@@ -192,16 +217,22 @@ class LiveView(TrainerCallback):
         return Panel(Group(self._progress, grid), title="Think-as-Locals", border_style="cyan")
 
 
-def track(trainer: Trainer, config: RunConfig, run: RunFolder) -> None:
-    """Set up the trackers of `grpo.report_to`, before training."""
+@contextmanager
+def tracked(trainer: Trainer, config: RunConfig, run: RunFolder, part: str = "") -> Iterator[None]:
+    """Track the training in the context by `grpo.report_to`; a `part` of the run, the cold start, by itself."""
+    environment = {}
     if "wandb" in config.grpo.report_to:
-        os.environ.setdefault("WANDB_RUN_ID", run.read_id())
-        os.environ.setdefault("WANDB_RESUME", "allow")
-        os.environ.setdefault("WANDB_DIR", str(run.path))
+        names = {"WANDB_RUN_ID": f"{run.read_id()}{part}", "WANDB_RESUME": "allow", "WANDB_DIR": str(run.path)}
+        environment = names | {name: os.environ[name] for name in names if name in os.environ and not part}
         trainer.add_callback(WandbConfig(config))
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
-            callback.logging_dir = str(run.tensorboard)  # by default it is among the checkpoints
+            callback.logging_dir = f"{run.tensorboard}{part}"  # by default it is among the checkpoints
+    with patch.dict(os.environ, environment):
+        yield
+    if part:  # what follows is tracked as a run of its own
+        for name in {"wandb", "trackio"}.intersection(config.grpo.report_to):
+            import_module(name).finish()
 
 
 class WandbConfig(TrainerCallback):

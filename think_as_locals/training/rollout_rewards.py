@@ -106,7 +106,7 @@ class Rewards:
         columns = zip(items, rollouts, judgements, breakdowns, faults, strict=True)
         table = [self._row(step + 1, *row) for row in columns]
         for example, row, (_, right) in zip(examples, table, verdicts, strict=True):
-            row |= {"source": example["source"], "correct": right}
+            row |= {"source": example["source"], "correct": right, "prompt": example["prompt"][-1]["content"]}
         self._rows += table
         log("parse_failure", sum(verdict is None for verdict, _ in verdicts) / len(verdicts))
         log("correct", sum(right for _, right in verdicts) / len(verdicts))
