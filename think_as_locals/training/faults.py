@@ -64,8 +64,9 @@ class RewardGuard:
     def check_failures(self, rows: list[dict[str, Any]], step: int) -> int:
         """Return how many rewards failed on all ranks; too many, or one that is not finite, are a TrainingError."""
         faults = [row["fault"] for row in rows if row["fault"] is not None]
-        rewards = [v for row in rows for name, v in row.items() if name.startswith("reward/") and v is not None]
-        infinite, too_many = not all(map(math.isfinite, rewards)), self._too_many()
+        rewards = [v for row in rows for name, v in row.items() if name.startswith("reward") and v is not None]
+        infinite = not bool(torch.tensor(rewards, dtype=torch.float32).isfinite().all())  # in TRL's type
+        too_many = sum(self.failed) > self._config.max_fault_share * self._config.fault_window
         # The first fault alone: later ones may be its consequences.
         ranks = gather_object([(len(faults), too_many, infinite, *faults[:1])])
         if infinite or too_many:
@@ -82,9 +83,6 @@ class RewardGuard:
                 "Fix the component, or raise reward.timeout_s if it is slow."
             )
         return sum(count for count, *_ in ranks)
-
-    def _too_many(self) -> bool:
-        return sum(self.failed) > self._config.max_fault_share * self._config.fault_window
 
 
 class ParseFailureGuard:
@@ -114,22 +112,16 @@ class ParseFailureGuard:
 
     def _causes(self, judgements: Sequence[Judgement]) -> str:
         """Return which rule is broken most, the likely causes, and what to change, in plain words."""
-        config = self._config
+        sft, limit = self._config.sft, self._config.grpo.max_completion_length
+        easier = "" if self._config.prompt.template.startswith("compact") else "prompt=compact or "
         broken = Counter(issue for judgement in judgements for issue in judgement.issues)
-        cut, limit = broken.pop("finished", 0) / len(judgements), config.grpo.max_completion_length
-        compact = "compact_rubric" if "rubric_quality" in config.reward.weighted() else "compact"
-        changes = {
-            f"prompt={compact}": not config.prompt.template.startswith("compact"),
-            "reward.weights.structure=0.2": "structure" not in config.reward.weighted(),
-            "a larger model": True,
-        }
-        easier = [change for change, is_left in changes.items() if is_left]
+        cut = broken.pop("finished", 0) / len(judgements)
         causes = [
             f"completions are too short ({cut:.0%} were cut at {limit} tokens): raise grpo.max_completion_length",
-            "the wrong model (a base model does not follow instructions): choose an instruction-tuned model.path"
-            if config.sft is None
-            else f"the cold start ({config.sft.length}) was too short to teach the format: train it longer (sft.*)",
-            f"a prompt that is too hard for it: {' or '.join(easier)}",
+            f"the cold start ({sft.length}) was too short to teach the format: train it longer (sft.*)"
+            if sft
+            else "the wrong model (a base model does not follow instructions): choose an instruction-tuned model.path",
+            f"a prompt that is too hard for it: {easier}a larger model",
         ]
         if cut < 0.5:
             causes = [*causes[1:], causes[0]]
