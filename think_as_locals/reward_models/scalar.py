@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import logging
 import math
 from abc import abstractmethod
@@ -34,7 +35,6 @@ from think_as_locals.reward_models.reward_model import (
     margin,
     query_all,
 )
-from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.model_files import model_file, reading_model
 from think_as_locals.types import LABELS, Item, Judgement, ModelError, TooLongError, first_of
 
@@ -367,7 +367,7 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
 def _stored_labels(path: str, revision: str | None) -> int | None:
     """Return the number of outputs of a classifier's stored head; `None` if it has none by the usual name."""
     index = model_file(path, "model.safetensors.index.json", revision)
-    name = read_json(index)["weight_map"].get("score.weight", "") if index else "model.safetensors"
+    name = json.loads(index.read_bytes())["weight_map"].get("score.weight", "") if index else "model.safetensors"
     if not name or (file := model_file(path, name, revision)) is None:
         return None
     with safe_open(file, "pt") as weights:
