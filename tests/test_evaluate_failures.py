@@ -129,7 +129,7 @@ def test_failed_models_are_reported_and_retried_on_resume(
     expected = {
         "buggy": "TypeError: [b]mid-way",
         "full": "OutOfMemoryError: CUDA out of memory",
-        "short": "2 of 12 items are too long: 'long-0', 'long-1'. item 'long-0': response A has ",
+        "short": "2 of 12 items are too long, or refused: 'long-0', 'long-1'. item 'long-0': response A has ",
         "silent": "failed: got no completion for 1 s",
         "weightless": "weightless has no weights, expected model.safetensors",
     }
@@ -191,7 +191,9 @@ def test_too_long_items_are_excluded_or_wrong_and_listed(how: str, n: int, evalu
     assert summary["accuracy"] == pytest.approx(sum(right) / n)
     together = ["constant", "good", "short"]
     assert sorted(evaluation.ranked) == ([["constant", "good"], ["short"]] if how == "exclude" else [together])
-    note = f"2 items too long for it, {'left out' if how == 'exclude' else 'counted as wrong'}: long-0, long-1"
+    note = (
+        f"2 items too long for it or refused, {'left out' if how == 'exclude' else 'counted as wrong'}: long-0, long-1"
+    )
     assert f"warning: short: {note}" in done.err
     assert f"short: {note}" in Page(evaluation.run / "leaderboard.html").text
     assert f"short: {note}" in (evaluation.run / "leaderboard.md").read_text(encoding="utf-8")
@@ -220,7 +222,7 @@ def test_too_long_setting_can_change_on_resume_without_rescoring(
 def test_model_fails_if_every_item_is_too_long(evaluation: Evaluation, tal: Tal) -> None:
     words = [*evaluation.words, "eval.too_long=wrong", "rms.short.max_length=3"]
     assert tal(*words).status == 1
-    assert "12 of 12 items are too long: " in evaluation.failed["short"]
+    assert "12 of 12 items are too long, or refused: " in evaluation.failed["short"]
     assert evaluation.ranked == [["constant", "good"]]
 
 
@@ -266,7 +268,9 @@ def test_prompts_too_long_for_server_are_listed_and_the_rest_judged(evaluation: 
     with answering(respond) as url:
         words += server("served", url)
         assert tal(*words).status == 1
-        assert "2 of 12 items are too long: 'long-0', 'long-1'. the server at " in evaluation.failed["served"]
+        assert (
+            "2 of 12 items are too long, or refused: 'long-0', 'long-1'. the server at " in evaluation.failed["served"]
+        )
         assert "maximum context length is 99 tokens" in evaluation.failed["served"]
         assert len(answered) == 10
         assert tal(*words, "run.resume=auto", "eval.too_long=wrong").status == 0

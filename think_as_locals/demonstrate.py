@@ -26,7 +26,7 @@ from think_as_locals.judging.formats import Format
 from think_as_locals.judging.prompt import hint
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
-from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
+from think_as_locals.reward_models.reward_model import Answer, Request, is_unanswered
 from think_as_locals.runtime.files import read_json, write_json, write_rows
 from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
@@ -144,8 +144,8 @@ def _conversation(teacher: Judge, request: Request, with_hint: bool) -> Messages
 
 def _outcome(teacher: Judge, request: Request, answer: Answer) -> tuple[str, Sequence[str]]:
     """Return which of `_OUTCOMES` a completion is, and the rules of the format that it breaks."""
-    if TOO_LONG in answer:
-        return "too_long", (TOO_LONG,)
+    if is_unanswered(answer):
+        return "too_long", tuple(answer)
     judgement = teacher.read(request, answer)
     if judgement.issues:  # also those with which a verdict counts: the format is what is demonstrated
         return "out_of_format", judgement.issues

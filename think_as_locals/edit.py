@@ -24,11 +24,11 @@ from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, load_policy, yield_table
 from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.judging.prompt import break_tokens, culture_name
-from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
+from think_as_locals.reward_models.reward_model import REFUSED, TOO_LONG, Answer, Request, is_unanswered
 from think_as_locals.runtime.files import read_json, write_json, write_rows
 from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import ConfigError, DataError, Item
+from think_as_locals.types import ConfigError, DataError, Item, is_stop
 
 
 def load_data(config: EditConfig) -> Sequence[Item]:
@@ -127,9 +127,9 @@ class Editing:
 
     def _read(self, item: Item, answer: Answer) -> tuple[edit_rules.Texts | None, list[str]]:
         """Return the edit in an answer, if it can be read, and the rules that it breaks."""
-        if TOO_LONG in answer:
-            return None, [TOO_LONG]
-        if answer["finish_reason"] != "stop":
+        if is_unanswered(answer):
+            return None, list(answer)
+        if not is_stop(answer["finish_reason"]):
             return None, ["complete"]
         after = edit_rules.read_answer(self.probe, item, answer["text"])
         return after, edit_rules.broken_rules(self.probe, item, after, self._target(item)) if after else ["format"]
@@ -145,7 +145,8 @@ class Editing:
 
 def tables(probes: Mapping[str, Any]) -> list[DataFrame]:
     """Return tables of the yields, of the rules that answers break, and of the items without a request."""
-    names = {**edit_rules.EDIT_RULES, TOO_LONG: "the item is not too long for the editor"}
+    limits = {TOO_LONG: "the item is not too long for the editor", REFUSED: "the editor's server takes the item"}
+    names = {**edit_rules.EDIT_RULES, **limits}
     counted = {"completions": "completions", "kept": "kept", "rejected": "rejected"}
     found = [yield_table("probe", "items edited, % of those asked about", probes, counted)]
     for title, key in (("rule that answers break", "broken"), ("items not asked about", "not_asked")):

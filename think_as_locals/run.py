@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.runtime.gpus import take_own_gpus
 from think_as_locals.runtime.processes import interrupt, on_signals
 from think_as_locals.runtime.ranks import Peers, apply_launch
-from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable, run_folder
+from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, run_folder
 from think_as_locals.types import ConfigError, DataWarning
 
 if TYPE_CHECKING:
@@ -75,8 +76,11 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
     config = load_single(recipe, overrides)
     run_folder(config)
     data = load_data(config)
-    _check(config, data, read_launch(config.run.launch).processes)
+    launch = read_launch(config.run.launch)
+    _check(config, data, launch.processes)
     rows = _function(PROGRAMS[type(config)].plan)(config, data)
+    if (processes := launch.processes) > 1:
+        rows = [("processes", f"{processes}, as run.launch={launch.name} says: start it with `tal launch`"), *rows]
     lacking = [("lacking here", fault) for fault in missing_for(config)]
     return [*rows, ("runs folder", config.run.dir), *lacking]
 
@@ -194,6 +198,9 @@ def _open(config: Config, data: Any, lock: ExitStack) -> RunFolder:
     _check(config, data)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
+    if isinstance(config, TrainingConfig):
+        tested = [data.test] if isinstance(config, ScpoConfig) else [each.items for each in data.sets.values()]
+        keep_digest(run.items_digest, chain(data.train, *tested))
     if isinstance(config, RunConfig):
         keep_sources(config.reward.own, run.custom_rewards)
     return run

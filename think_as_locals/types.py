@@ -99,11 +99,15 @@ class DataError(ThinkAsLocalsError, ValueError):
 
 
 class TooLongError(DataError):
-    """Some prompts are longer than the model takes; `indices` are their positions in the list of all prompts."""
+    """Some prompts are longer than the model takes, or its server's content filter refuses them.
 
-    def __init__(self, message: str, indices: Sequence[int]) -> None:
+    `indices` are the positions of all of these in the list of all prompts, `refused` those of the latter.
+    """
+
+    def __init__(self, message: str, indices: Sequence[int], refused: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.indices = tuple(indices)
+        self.refused = frozenset(refused)
 
 
 class DataWarning(UserWarning):
@@ -359,6 +363,14 @@ class RewardBreakdown:
         return float(sum(weight * self.parts[name] for name, weight in weights.items()))
 
 
+_STOPS = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
+
+
+def is_stop(finish_reason: str | None) -> bool:
+    """Return whether a completion ended by itself, by any server's name for it; a length limit or a filter cut it."""
+    return finish_reason is not None and finish_reason.lower() in _STOPS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """A sampled completion, with its token ids and the reason why it ended."""
@@ -366,5 +378,5 @@ class Rollout:
     text: str  # without the tokenizer's special tokens
     token_ids: tuple[int, ...] = ()  # empty from a server that returns none
     prompt_tokens: int = 0  # length of the prompt; 0 from a server
-    finish_reason: str  # `stop` if it ended by itself; with any other reason (`length`, ...) it has no verdict
+    finish_reason: str  # `is_stop` if it ended by itself; with any other reason (`length`, ...) it has no verdict
     label_log_probs: Mapping[str, float] = field(default_factory=dict)  # at the position of the verdict; may be empty

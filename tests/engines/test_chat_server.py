@@ -18,7 +18,7 @@ from loopback import HANGS_UP, Answer, Received, answering, completion
 
 from think_as_locals.engines import Engine, Messages, Sampling, sample_all
 from think_as_locals.engines.chat_server import ChatServer
-from think_as_locals.types import Rollout, ServerError
+from think_as_locals.types import Rollout, ServerError, TooLongError
 
 KEY = "sk-very-secret-0123456789"
 GREEDY = Sampling(max_completion_length=16, seed=3)
@@ -178,8 +178,34 @@ def test_echoed_key_is_redacted_from_messages_and_logs(loopback: Loopback, caplo
 )
 def test_malformed_completion_is_rejected(loopback: Loopback, content: Any) -> None:
     loopback.respond = lambda *_: (200, content, {})
-    assert "expected a chat completion" in fault(client(loopback.url))[0]
+    assert "expected a chat completion" in fault(client(loopback.url, max_retries=0))[0]
     assert len(loopback.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [{"choices": None}, {"choices": []}, {"error": {"code": 502, "message": "Provider returned error"}}]
+)
+def test_success_without_a_choice_is_retried_and_its_error_quoted(loopback: Loopback, content: Any) -> None:
+    loopback.respond = lambda text, tries: (200, content, {}) if tries == 1 else echo(text)
+    assert sample_all(client(loopback.url), conversations(1), GREEDY) == [*echoed(0).values()]
+    assert len(loopback.asked) == 2
+    loopback.respond = lambda *_: (200, content, {})
+    assert str(content)[:30] in fault(client(loopback.url, max_retries=1, key_variable=None))[0]
+
+
+FILTERED = "The response was filtered due to the prompt triggering Azure OpenAI's content management policy"
+
+
+@pytest.mark.parametrize("answer", [(400, {"error": {"message": FILTERED, "code": "content_filter"}}, {})])
+@pytest.mark.parametrize("status", [400, 200])
+def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, answer: Answer, status: int) -> None:
+    loopback.respond = lambda text, _: (status, *answer[1:]) if text == "1" else echo(text)  # type: ignore[return-value]
+    kept: dict[int, Rollout] = {}
+    with pytest.raises(TooLongError, match=r"content filter of the server at .* refuses a prompt") as caught:
+        client(loopback.url).sample(conversations(3), GREEDY, kept.__setitem__)
+    assert kept == echoed(0, 2)
+    assert (caught.value.indices, caught.value.refused) == ((1,), {1})
+    assert len(loopback.asked) == 3
 
 
 def test_unanswered_conversation_fails_at_its_deadline(loopback: Loopback) -> None:
@@ -266,8 +292,25 @@ def test_rollout_holds_text_and_finish_reason(loopback: Loopback) -> None:
     assert one(loopback, completion(None, "length")) == Rollout(text="", finish_reason="length")
     filtered = {"choices": [{"message": {}, "finish_reason": "content_filter"}]}
     assert one(loopback, (200, filtered, {})) == Rollout(text="", finish_reason="content_filter")
-    assert one(loopback, completion("x", None)).finish_reason != "stop"
     assert one(loopback, completion("สวัสดี \ud83d")).text == "สวัสดี ?"  # no file could hold half of a surrogate pair
+
+
+@pytest.mark.parametrize("reason", ["stop", "eos_token", "eos", "end_turn", "STOP", "stop_sequence"])
+def test_end_by_itself_is_a_stop_under_any_name(loopback: Loopback, reason: str) -> None:
+    assert one(loopback, completion("x", reason)).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "content_filter", "MAX_TOKENS", "tool_calls"])
+def test_completion_that_was_cut_off_is_no_stop(loopback: Loopback, reason: str) -> None:
+    assert one(loopback, completion("x", reason)).finish_reason == reason
+
+
+def test_unknown_end_of_a_completion_is_taken_as_a_stop_and_said(
+    loopback: Loopback, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert one(loopback, completion("x", None)).finish_reason == "stop"
+    assert "finish_reason is null" in caplog.text
+    assert one(loopback, completion("", None)).finish_reason != "stop"
 
 
 def a_token(text: str, log_prob: float, **others: float) -> dict[str, Any]:

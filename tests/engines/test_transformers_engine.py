@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from reward_models.tiny import a_tokenizer, write_classifier, write_language_model, write_model
-from transformers import Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3ForCausalLM
 
 from think_as_locals.engines import Chat, Sampling, sample_all
 from think_as_locals.engines.transformers_engine import TransformersEngine
@@ -54,7 +54,8 @@ def test_tokenizer_without_pad_or_eos_token_samples_the_same(plain: Transformers
     assert sampled(load(path)) == sampled(plain)
     tokenizer.eos_token = None
     path = write_model(tmp_path / "no_end", Qwen3ForCausalLM, 0, tokenizer, max_position_embeddings=4096)
-    assert {rollout.finish_reason for rollout in sampled(load(path))} == {"length"}
+    with pytest.raises(ModelError, match="names no token that ends its turns"):
+        load(path)
 
 
 def test_completion_ends_at_max_position_embeddings(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_no_conversations_give_no_rollouts(plain: TransformersEngine) -> None:
 
 
 def test_load_rejects_classifiers_and_models_without_a_template(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"lacks weights .* lm_head\.weight\. Is it a classifier"):
+    with pytest.raises(ModelError, match=r"lacks weights .* lm_head\.weight; is it a classifier"):
         load(write_classifier(tmp_path / "classifier"))
     tokenizer = a_tokenizer()
     tokenizer.chat_template = None
@@ -80,3 +81,28 @@ def test_load_rejects_classifiers_and_models_without_a_template(tmp_path: Path) 
 def test_chat_without_declared_positions_samples_the_same(plain: TransformersEngine) -> None:
     shared = TransformersEngine(plain.model, Chat(plain.chat.tokenizer, {}, plain.chat.eos_token_ids), 8)
     assert sampled(shared) == sampled(plain)
+
+
+def test_rows_end_at_learned_positions_whatever_the_length_of_others(tmp_path: Path) -> None:
+    tokenizer, sizes = a_tokenizer(), {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 34}
+    GPT2LMHeadModel(GPT2Config(**sizes, vocab_size=len(tokenizer))).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    engine = load(str(tmp_path))
+    lengths = [len(prompt) for prompt in engine.chat.encode(CONVERSATIONS)]
+    assert len(set(lengths)) > 1
+    for length, rollout in zip(lengths, sampled(engine), strict=True):
+        assert length + len(rollout.token_ids) == 34 or rollout.finish_reason == "stop" or len(rollout.token_ids) == 30
+
+
+def test_classifier_with_tied_embeddings_is_no_language_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"weights that would not be read: score\.weight; is it a classifier"):
+        load(write_classifier(tmp_path, tie_word_embeddings=True))
+
+
+def test_tokenizer_with_more_tokens_than_embeddings_is_rejected(tmp_path: Path) -> None:
+    write_language_model(tmp_path, seed=0)
+    tokenizer = a_tokenizer()
+    tokenizer.add_tokens(["breakfast"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"its tokenizer has token \d+, the model \d+ embeddings"):
+        load(str(tmp_path))

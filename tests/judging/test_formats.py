@@ -84,7 +84,7 @@ NO_WEIGHTS = [  # only one to three plain digits are a weight
 ]
 NOTHING_TO_SEE = ("\u200b", "\u2060 \u00ad", "\u0301", "\ufe0f", "\u3164", "\u2800", "\x01")
 BROKEN = {
-    "finished": [(GOOD, "length"), (GOOD, None), (GOOD, "abort"), (GOOD, "STOP"), (GOOD, "")],
+    "finished": [(GOOD, "length"), (GOOD, None), (GOOD, "abort"), (GOOD, "MAX_TOKENS"), (GOOD, "")],
     "rubric_once": [
         GOOD.replace(RUBRIC_TEXT + "\n", ""),
         RUBRIC_TEXT + "\n" + GOOD,
@@ -303,7 +303,7 @@ any_text = st.one_of(st.text(), st.lists(pieces, max_size=25).map("".join), muta
 def test_parse_never_raises_and_matches_an_independent_parser(text: str, n: int, reason: str | None) -> None:
     judgement = parse(text, num_responses=n, finish_reason=reason)
     check(judgement, text, n)
-    assert ("finished" in judgement.issues) == (reason != "stop")
+    assert ("finished" in judgement.issues) == (reason not in ("stop", "eos"))
     verdict = parse(text, num_responses=n).verdict
     assert (None if verdict is None else LABELS[verdict]) == independent_verdict(text, n)
 

@@ -29,7 +29,7 @@ from reward_models.trained import judge_of_pairs, load, pairs, train_judge
 from transformers import AutoTokenizer
 
 from think_as_locals.data.sources import jsonl
-from think_as_locals.engines import Messages, Sampling
+from think_as_locals.engines import Chat, Messages, Sampling
 from think_as_locals.engines.engine import Deliver, label_log_probs, label_tokens, special_tokens
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
@@ -291,7 +291,15 @@ def test_settings_are_saved_and_loaded(tmp_path: Path) -> None:
     assert JudgeSettings.load(str(tmp_path)) == settings
 
 
-@pytest.mark.parametrize("content", ["not json", json.dumps({"unknown": 1})])
+ODD_SETTINGS = [
+    {"seed": "1"},
+    {"max_completion_length": None},
+    {"culture": "all"},
+    {"chat_template_kwargs": {"a": [1]}},
+]
+
+
+@pytest.mark.parametrize("content", ["not json", json.dumps({"unknown": 1}), "[]", *map(json.dumps, ODD_SETTINGS)])
 def test_invalid_settings_error_names_the_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "tal_judge.json").write_text(content)
     for read in (JudgeSettings.load, partial(Judge.load, base_url=CLOSED_URL, prompt="compact")):
@@ -519,3 +527,24 @@ def test_vllm_server_matches_transformers_for_a_torch_free_client(vllm: tuple[st
     (first, second), question = items[0].responses, [items[0].prompt] * 2
     rewards = GroupReward.load(model, base_url=url, served_name="judge").score(question, [first, second], ["TH"] * 2)
     assert sum(value for value in rewards if value is not None) == 1
+
+
+def test_chat_template_arguments_do_not_replace_the_template(tmp_path: Path) -> None:
+    for name in ("chat_template", "tokenize", "add_generation_prompt", "continue_final_message"):
+        with pytest.raises(ConfigError, match=f"chat_template_kwargs: {name} is no argument of a chat template"):
+            Chat(a_tokenizer(), {name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 'x' * 9000000 }}", "it writes 9,000,0.. characters, expected at most"),
+        (f"{3 * '{% for i in range(9999) %}'}{3 * '{% endfor %}'}", "took longer"),
+    ],
+)
+def test_hostile_template_is_a_model_error(monkeypatch: pytest.MonkeyPatch, template: str, reason: str) -> None:
+    monkeypatch.setattr("think_as_locals.engines.engine._TEMPLATE_S", 0.5)
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}" + template
+    with pytest.raises(ModelError, match=reason):
+        Chat(tokenizer).text([{"role": "user", "content": "?"}], add_generation_prompt=True)

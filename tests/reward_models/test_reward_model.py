@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from items import make_item, row_of
-from scipy import special
 from scipy.special import expit
 
 from think_as_locals.reward_models.reward_model import (
@@ -23,7 +19,6 @@ from think_as_locals.reward_models.reward_model import (
     apply_too_long,
     combine,
     favourite,
-    logsumexp,
     margin,
     query_fitting,
     tie_credit,
@@ -90,9 +85,9 @@ def test_too_long_items_are_skipped_and_settled_as_configured(late: bool) -> Non
     assert list(apply_too_long(every, "wrong")) == every
     assert [one.credit for one in every] == [1, 0, 1, 0, 1]
     assert [(one.too_long, one.parse_failure) for one in every[:2]] == [(False, False), (True, False)]
-    with pytest.raises(TooLongError, match=r"2 of 5 items are too long: '1', '3'\. too much\. eval\.too_long"):
+    with pytest.raises(TooLongError, match=r"2 of 5 items are too long, or refused: '1', '3'\. too much\. eval"):
         list(apply_too_long(every, "error"))
-    with pytest.raises(TooLongError, match="1 of 1 items are too long"):
+    with pytest.raises(TooLongError, match="1 of 1 items are too long, or refused"):
         list(apply_too_long(every[1:2], "wrong"))
 
 
@@ -123,8 +118,3 @@ def test_margin_is_the_log_odds_of_the_softmax() -> None:
     assert expit(margin([5.0] * 4)) == pytest.approx(1 / 4)
     assert margin([1000.0, -1000.0]) == 2000  # without an overflow
     assert margin([1000.0, 999.0, 998.0]) == pytest.approx(margin([2.0, 1.0, 0.0]))
-
-
-@given(st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, math.inf, -math.inf]), min_size=1, max_size=7))
-def test_logsumexp_matches_scipy_bitwise(values: list[float]) -> None:
-    assert np.array_equal(logsumexp(values), special.logsumexp(values), equal_nan=True)

@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from items import make_item
 from reward_models.tiny import ITEMS, WORDS, a_tokenizer, an_item, break_packing, write_classifier, write_language_model
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForSequenceClassification,
+)
 
 import think_as_locals as tal
 from think_as_locals.judging import shuffle_responses
@@ -317,3 +325,31 @@ def test_constant_reward_model_scores_chance(size: int, seed: int) -> None:
     assert prediction.credit == 1 / size
     assert (prediction.judgement.verdict, prediction.parse_failure) == (None, False)
     assert (rm.chunk_size, rm.identity) == (1024, {"kind": "constant"})
+
+
+def test_stored_weights_without_a_place_in_the_model_are_rejected(tmp_path: Path) -> None:
+    path = Path(write_classifier(tmp_path))
+    weights = load_file(path / "model.safetensors")
+    width = weights["score.weight"].shape[1]
+    save_file({**weights, "gating.weight": torch.ones(4, width)}, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"weights that would not be read: gating\.weight"):
+        ScalarRM.load(str(path))
+
+
+def test_head_of_one_output_is_read_though_the_config_says_two_labels(tmp_path: Path) -> None:
+    path = Path(write_classifier(tmp_path, pad_token_id=0))
+    expected = ScalarRM.load(str(path)).score(ITEMS)
+    config = json.loads((path / "config.json").read_text())
+    labels = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}}
+    (path / "config.json").write_text(json.dumps({**config, **labels}))  # as OpenRLHF saves it
+    assert ScalarRM.load(str(path)).score(ITEMS) == expected
+
+
+def test_model_that_caps_attention_scores_is_not_computed_without(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    heads = {"num_key_value_heads": 1, "head_dim": 16, "num_labels": 1, "pad_token_id": 0}
+    tokenizer = a_tokenizer()
+    config = Gemma2Config(**sizes, **heads, vocab_size=len(tokenizer), attn_logit_softcapping=1.0)
+    Gemma2ForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert ScalarRM.load(str(tmp_path)).model.config._attn_implementation == "eager"

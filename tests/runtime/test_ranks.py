@@ -21,7 +21,6 @@ from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.launch import read_launch
 from think_as_locals.runtime import gpus
 from think_as_locals.runtime import ranks as workers
-from think_as_locals.types import ConfigError
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.yaml"))
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -182,19 +181,6 @@ def test_deepspeed_zero3_config_must_gather_weights_on_save(unlaunched: pytest.M
         assert len(workers.launch_faults(load_recipe("recipes/quickstart.yaml"))) == faults
 
 
-@pytest.mark.parametrize(
-    ("key", "decided_by"),
-    [
-        *((f"grpo.{key}", "the launch file") for key in ("use_cpu=true", "ddp_backend=gloo", "fsdp=true")),
-        ("grpo.deepspeed=zero.json", "the launch file"),
-        ("sft.ddp_timeout=7200", r"grpo\.ddp_timeout"),
-    ],
-)
-def test_settings_owned_by_the_launcher_are_rejected(key: str, decided_by: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{key.partition('=')[0]}: decided by {decided_by}"):
-        load_recipe("recipes/quickstart.yaml", [key])
-
-
 # --- how long they wait for one another ---
 
 
@@ -353,3 +339,17 @@ def test_deepspeed_run_ends_before_using_a_non_finite_gradient(ways: tuple[Path,
         message, unchanged = ways[1][case]["poisoned"]
         assert "step 1: gradient not finite" in message
         assert unchanged
+
+
+def test_launch_file_sets_no_variable_but_those_of_fsdp(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 2, LD_PRELOAD: x.so}\n")
+    assert {*read_launch(file).variables} == {"ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP", "FSDP_VERSION"}
+
+
+def test_launch_of_several_processes_is_refused_in_one(unlaunched: pytest.MonkeyPatch) -> None:
+    config = load_recipe("recipes/quickstart.yaml", ["run.launch=gpu8_zero3"])
+    (fault,) = workers.launch_faults(config)
+    assert fault.startswith("8 processes, as run.launch=gpu8_zero3 says, this is one; start `tal launch")
+    unlaunched.setenv("WORLD_SIZE", "8")
+    assert workers.launch_faults(config) == []

@@ -8,12 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from items import make_item
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.evaluation import carb
 from think_as_locals.runtime import run_folder
-from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable, rewind
+from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, rewind
 from think_as_locals.types import TEST, ConfigError, DataError, FileError, RunStoppedError
 
 
@@ -186,3 +187,24 @@ def test_findings_is_the_last_measurement_or_the_run_summary(tmp_path: Path) -> 
         path.parent.mkdir(exist_ok=True)
         path.touch()
         assert run.findings == path
+
+
+@pytest.mark.parametrize("link", [".lock", "journals/mine.jsonl", "checkpoints", "metrics.jsonl"])
+def test_continued_folder_with_a_link_is_refused_before_anything_is_written(tmp_path: Path, link: str) -> None:
+    run = open_run(config(tmp_path))
+    victim = tmp_path / "victim"
+    victim.write_text("years of work")
+    (run.path / link).parent.mkdir(exist_ok=True)
+    (run.path / link).symlink_to(victim)
+    with pytest.raises(ConfigError, match=r"is a link, and nothing is written through one"):
+        open_run(config(tmp_path))
+    assert victim.read_text() == "years of work"
+
+
+def test_data_that_changed_since_the_start_are_refused(tmp_path: Path) -> None:
+    items = [make_item(id="1"), make_item(id="2")]
+    for same in (items, list(items)):
+        keep_digest(tmp_path / "items.sha256", same)
+    for others in (items[:1], items[::-1], [items[0], make_item(id="2", prompt="Another?")]):
+        with pytest.raises(ConfigError, match=r"the data differ from those that .* was started with"):
+            keep_digest(tmp_path / "items.sha256", others)

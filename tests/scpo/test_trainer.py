@@ -307,7 +307,7 @@ def test_unsupported_prompt_sharing_falls_back_and_warns_once(
     assert caplog.text.count("prompts are not shared") == 1
     lora = LORA.model_copy(update={"lora_dropout": 0.1})
     trainer = trainer_of(rm, pairs, [1.0] * 3, tmp_path, lora=lora, dropout=True)
-    assert trainer.unshared_reason == "dropout (0.1) would be the same for both responses"
+    assert trainer.unshared_reason == "dropout (0.1) would be the same for all rows of a prompt"
 
 
 def test_score_mismatch_falls_back_to_separate_rows(

@@ -88,3 +88,9 @@ def test_faults_on_one_rank_end_both_ranks_only_above_the_limit(tmp_path: Path, 
     assert first["loss"].startswith("step 1: loss not finite on rank 1;")
     assert (tmp_path / "faults" / "step-1-rank-1.safetensors").is_file()
     assert not (tmp_path / "faults" / "step-1-rank-0.safetensors").exists()
+
+
+def test_reward_beyond_float32_is_not_finite(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, correctness=lambda *_: 1e39)
+    with pytest.raises(TrainingError, match="step 1: reward not finite on rank 0"):
+        trainer.train()

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_models.tiny import a_tokenizer, an_item, write_model
 from torch.utils.data import BatchSampler
-from training.small_grpo import chance, settings, tiny_trainer
+from training.small_grpo import TINY, chance, settings, tiny_trainer
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3ForCausalLM
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.launch import Launch
 from think_as_locals.run import start
-from think_as_locals.runtime.run_folder import StageFolder
+from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.train import steps_of
-from think_as_locals.training.checkpoints import save_model
-from think_as_locals.training.grpo import BothOrdersSampler, PromptDataset, load_chat, trl_arguments
-from think_as_locals.types import ConfigError, Item
+from think_as_locals.training.checkpoints import Checkpoints, save_model
+from think_as_locals.training.grpo import BothOrdersSampler, JudgeTrainer, PromptDataset, load_chat, trl_arguments
+from think_as_locals.types import ConfigError, DataError, Item
 
 TEMPLATE_WITHOUT_SYSTEM_ROLE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
@@ -59,31 +59,19 @@ class Items(list[Item]):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "override", "message"),
+    ("override", "message"),
     [
-        ("quickstart", "grpo.num_generations=7", r"grpo.*: generation_batch_size \(128\) must be divisible by num_gen"),
-        # What libraries check only when the model is there.
-        ("quickstart", "sft.optim=adamw_bnb_8bit", "sft.*: You need to install `bitsandbytes`"),
-        ("quickstart", "sft.adam_beta1=1.5", "sft.*: Invalid beta parameter"),
-        ("quickstart", "sft.lr_scheduler_type=cosine_with_min_lr", "sft.*: One of min_lr or min_lr_rate"),
-        ("quickstart", "grpo.lr_scheduler_type=warmup_stable_decay", "grpo.*: get_wsd_schedule.*num_decay_steps"),
-        ("quickstart", "sft.lr_scheduler_kwargs={a: 1}", "sft.*: .* unexpected keyword argument 'a'"),
-        ("quickstart", "sft.dataloader_persistent_workers=true", "sft.*: persistent_workers .* num_workers > 0"),
-        ("quickstart", "grpo.log_level=nope", "grpo.*: 'nope'"),
-        ("quickstart", "grpo.use_liger_kernel=true", "grpo.*: use_liger_kernel: the package liger-kernel"),
-        ("quickstart", "sft.activation_offloading=true", "sft.*: activation_offloading: needs a GPU"),
-        ("quickstart", "grpo.cache_implementation=nope", "grpo.*: Invalid `cache_implementation`"),
-        ("quickstart", "grpo.generation_kwargs={nope: 1}", "grpo.*: generation_kwargs: transformers has no nope"),
+        ("grpo.num_generations=7", r"grpo.*: generation_batch_size \(128\) must be divisible by num_gen"),
         # What TRL takes, to train on nothing.
-        ("quickstart", "grpo.per_device_train_batch_size=512", "grpo.*: .* for 64 prompts at a time .* items, 28:"),
+        ("grpo.per_device_train_batch_size=512", "grpo.*: .* for 64 prompts at a time .* items, 28:"),
     ],
 )
 def test_invalid_trl_settings_are_rejected_before_run_folder_exists(
-    tmp_path: Path, recipe: str, override: str, message: str
+    tmp_path: Path, override: str, message: str
 ) -> None:
     data = ["data.groups=[gift_taboo]", "data.sets_per_group=8"]
     with pytest.raises(ConfigError, match=f"TRL does not take this configuration:\n  - {message}"):
-        start(f"recipes/{recipe}.yaml", [*data, f"run.dir={tmp_path}", override])
+        start("recipes/quickstart.yaml", [*data, f"run.dir={tmp_path}", override])
     assert not list(tmp_path.iterdir())
 
 
@@ -170,3 +158,45 @@ def test_order_gathered_over_processes_matches_the_sampler(processes: int) -> No
     shards = [list(BatchSamplerShard(batches[rank], processes, rank)) for rank in range(processes)]
     gathered = [row for turn in zip(*shards, strict=True) for part in turn for row in part]
     assert gathered == list(sampler())
+
+
+def test_rollouts_ignore_the_generation_config_of_the_model(tmp_path: Path) -> None:
+    found = []
+    for own in ({}, {"suppress_tokens": list(range(50, 250)), "no_repeat_ngram_size": 1, "min_new_tokens": 6}):
+        trainer = tiny_trainer(tmp_path, "rollout=transformers")
+        for name, value in own.items():
+            setattr(trainer.model.generation_config, name, value)
+        torch.manual_seed(1)
+        found.append(trainer._generate_single_turn([[5, 6, 7]] * 4, None, {}, 4)[0])
+        assert trainer.model.generation_config.min_new_tokens == own.get("min_new_tokens")
+    assert found[0] == found[1]
+
+
+def test_rollouts_and_gains_are_computed_without_dropout_and_losses_with(tmp_path: Path) -> None:
+    overrides = ["rollout=transformers", "prompt=compact_rubric", "reward=paper"]
+    trainer = tiny_trainer(tmp_path, *overrides, "grpo.max_steps=1", correctness=chance)
+    modes: list[tuple[bool, bool]] = []
+    trainer.model.register_forward_pre_hook(lambda model, _: modes.append((model.training, torch.is_grad_enabled())))
+    trainer.train()
+    assert set(modes) == {(False, False), (True, True)}
+
+
+@pytest.mark.parametrize(("layer", "reason"), [("embed_tokens", "adapts the embeddings"), ("lm_head", "lm_head's own")])
+def test_adapter_of_tied_embeddings_or_of_the_head_is_rejected(tmp_path: Path, layer: str, reason: str) -> None:
+    words = ["lora=rank16", f"lora.target_modules=[q_proj,{layer}]", "trainer=grpo", "rollout=transformers"]
+    with pytest.raises(ConfigError, match=rf"lora\.target_modules: .*{reason}"):
+        trained_alone(tmp_path, *words)
+
+
+def trained_alone(folder: Path, *overrides: str) -> None:
+    tiny_trainer(folder)
+    base = [f"model.path={folder / 'model'}", "model.scratch=null"]
+    config = load_recipe("recipes/quickstart.yaml", [*TINY, *base, *overrides])
+    items = settings()[1]
+    JudgeTrainer(config, str(folder / "model"), items, RunFolder(folder), Checkpoints(folder / "checkpoints", 1))
+
+
+def test_prompt_without_room_for_a_completion_is_named(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, "rollout=transformers")
+    with pytest.raises(DataError, match=r"a prompt of 2045 tokens and .* exceed the model's 2048 positions"):
+        trainer._generate_single_turn([[5] * 2045], None, {}, 4)

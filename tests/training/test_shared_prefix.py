@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer, utils
 
@@ -31,6 +31,7 @@ from think_as_locals.training.shared_prefix import SharedPrefixTrainer, _float32
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 G = 4
 Make = Callable[..., SharedPrefixTrainer]
+ADAPTER: dict[str, Any] = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}
 LENGTHS = [5, 3, 6, 1, 2, 6, 4, 4]
 
 
@@ -45,6 +46,7 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
 
     def of(*, lora: bool = False, kernel: str = "sdpa", head: bool = False, **arguments: Any) -> SharedPrefixTrainer:
         torch.manual_seed(0)
+        dropout = arguments.pop("adapter_dropout", 0.0)
         of_model = {k.removeprefix("model_"): arguments.pop(k) for k in list(arguments) if k.startswith("model_")}
         ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
         sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 256}
@@ -66,7 +68,7 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
             ),
             train_dataset=Dataset.from_dict({"prompt": ["which is done", "these", "of there is", "is there"]}),
             processing_class=tokenizer,
-            peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False) if lora else None,
+            peft_config=LoraConfig(**ADAPTER, lora_dropout=dropout) if lora else None,
         )
         if made.args.gradient_checkpointing:  # as Trainer.train does
             made.model.gradient_checkpointing_enable(made.args.gradient_checkpointing_kwargs)
@@ -184,7 +186,7 @@ def test_gradient_is_zero_if_no_rollout_has_an_advantage(make: Make, monkeypatch
     assert loss == 0
     assert not gradient.any()
     assert len(gradient) == sum(p.numel() for p in trainer.model.parameters())  # other ranks wait for every one
-    assert passes == [1]
+    assert passes == [42, 1]  # the first without gradients, for the entropy
 
 
 @pytest.mark.parametrize("arguments", [{"beta": 0.1}, {"top_entropy_quantile": 0.5}, {"entropy_coef": 0.01}])
@@ -205,8 +207,7 @@ def test_training_matches_trl_step_by_step(make: Make, monkeypatch: pytest.Monke
         torch.manual_seed(5)
         assert trainer.train().global_step == 4
     assert ours.unshared_reason is None
-    # Without a KL term the entropy is that of the rows with an advantage.
-    for name in ("loss", "reward", *(["entropy", "kl"] if beta else [])):
+    for name in ("loss", "reward", "entropy", *(["kl"] if beta else [])):
         values = [[log[name] for log in t.state.log_history if name in log] for t in (ours, trls)]
         assert len(values[0]) == (2 if name == "reward" else 4)
         assert values[0] == pytest.approx(values[1], abs=1e-5), name
@@ -396,7 +397,7 @@ def test_half_precision_noise_is_tolerated_but_wrong_positions_are_not(
         rows = batch()
         ids, mask = (torch.cat([rows[f"prompt_{name}"], rows[f"completion_{name}"]], 1) for name in ("ids", "mask"))
         with torch.no_grad():
-            shared = trainer._packed_log_probs(trainer.model, ids, mask, 6)[0]
+            shared = trainer._packed_log_probs(trainer.model, ids, mask, 6, [True] * len(ids))[0]
         apart = (shared - log_probs(trainer))[rows["completion_mask"].bool()].abs().mean()
         loss_and_gradient(trainer, rows)
         assert (trainer.unshared_reason is not None) == wrong
@@ -525,3 +526,40 @@ def test_micro_batches_preserve_every_row(count: int, seed: int) -> None:
         assert part["num_items_in_batch"] == 31
         for row, ids, mask in zip(part["advantages"], part["completion_ids"], part["completion_mask"], strict=True):
             assert ids[mask.bool()].tolist() == [row] * LENGTHS[int(row) - 1]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_learned_positions_are_counted_from_the_first_token(
+    make: Make, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": len(tokenizer), "n_positions": 64}
+    still = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+
+    def of(_: object) -> GPT2LMHeadModel:
+        return GPT2LMHeadModel(GPT2Config(**sizes, **still, **ends, initializer_range=0.3))
+
+    monkeypatch.setitem(globals(), "Qwen3ForCausalLM", of)  # what `make` makes
+    trainer = make()
+    assert trainer.unshared_reason is None
+    if not shared:
+        trainer.unshared_reason = "this is the reference"
+    rows = batch()
+    found = log_probs(trainer) if not shared else packed(trainer, rows)
+    for i, (length, number) in enumerate(zip(rows["prompt_mask"].sum(1), rows["completion_mask"].sum(1), strict=True)):
+        prompt, completion = rows["prompt_ids"][i, 9 - length :], rows["completion_ids"][i, :number]
+        with torch.no_grad():
+            logits = trainer.model(input_ids=torch.cat([prompt, completion])[None]).logits[0, length - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]
+        torch.testing.assert_close(found[i, :number], expected, atol=1e-4, rtol=1e-4)
+
+
+def packed(trainer: SharedPrefixTrainer, rows: dict[str, Any]) -> Tensor:
+    ids, mask = (torch.cat([rows[f"prompt_{name}"], rows[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    with torch.no_grad():
+        return trainer._packed_log_probs(trainer.model, ids, mask, 6, [True] * len(ids))[0]
+
+
+def test_prompts_are_not_shared_if_an_adapter_drops_out(make: Make) -> None:
+    trainer = make(lora=True, adapter_dropout=0.1)
+    assert trainer.unshared_reason == "dropout (0.1) would be the same for all rows of a prompt"

@@ -123,7 +123,7 @@ def _push(arguments: Namespace) -> None:
 
     of_model = {"model": arguments.model, "adapter": arguments.adapter, "evaluations": arguments.evaluation}
     push = prepare(arguments.run, arguments.repo, **of_model, licence=arguments.license)
-    files = [{"path": file.path, "size": file.size, "sha256": file.sha256()} for file in push.files]
+    files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in push.files]
     listed = {"repo": push.repo, "files": files, "left_out": push.left_out}
     if arguments.dry_run:
         visibility = "public" if arguments.public else "private"

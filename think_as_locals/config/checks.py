@@ -27,13 +27,6 @@ from think_as_locals.types import ConfigError, cut, first_of, shown
 
 _MAX_FAULTS = 40  # faults in a message
 
-_NULL_SECTIONS = {  # sections that may be null, and what turns them on
-    "sft": "this recipe has no cold start: choose trainer=demonstrated_grpo or cold_start_grpo, or drop sft.*",
-    "lora": "this run trains all weights: choose lora=rank16, or drop lora.*",
-    "global_rm": "this recipe loads its global RM: choose global_rm=pooled, or drop global_rm.*",
-    "model.scratch": "the model is loaded: choose model=quickstart, or drop model.scratch.*",
-}
-
 Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig
 """What a recipe becomes, as `_KINDS` says."""
 
@@ -141,7 +134,8 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel], values: Mapping
         known = [".".join([*keys[:-1], name]) for name in section.model_fields]
         return f"{place}: no such key{nearest(place, known)}"
     if kind == "missing":
-        return f"{parent}: {_NULL_SECTIONS[parent]}" if parent in _NULL_SECTIONS else f"{place}: missing"
+        whole = f"{parent}: not all of its keys are set: choose an option of conf/ that sets them, or drop {parent}.*"
+        return whole if parent else f"{place}: missing"
     if keys[-1] in ("url", "key_variable") or isinstance(got, Mapping):  # which may hold a password
         return f"{place}: {message}"
     if isinstance(got, bool) and "str" in kind:
@@ -162,52 +156,34 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 # --- Fields of TRL's configurations outside our schema ---
 
-_DECIDED = {  # fields of TRL that other keys decide, by these keys
-    "run": (
-        *("output_dir", "run_name", "resume_from_checkpoint", "ignore_data_skip", "save_on_each_node"),
-        "enable_jit_checkpoint",  # SIGTERM already saves and stops the run
-    ),
-    "seed": ("seed", "data_seed"),
-    "grpo.ddp_timeout or scpo.ddp_timeout": ("ddp_timeout",),
-    "model": (
-        *("bf16", "fp16", "model_init_kwargs", "chat_template_kwargs", "trust_remote_code"),
-        *("chat_template_path", "eos_token", "pad_token"),
-    ),
-    "data": (
-        *("remove_unused_columns", "dataset_kwargs", "dataset_text_field", "dataset_num_proc", "packing"),
-        *("eval_packing", "assistant_only_loss", "completion_only_loss", "max_length"),
-    ),
-    "reward.weights": ("reward_weights",),
-    "rollout": (
-        *("use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_server_base_url"),
-        *("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port"),
-    ),
-    "save_steps of this section": ("save_strategy", "save_only_model", "metric_for_best_model", "greater_is_better"),
-    "grpo.beta (checkpoints hold no moving reference)": ("sync_ref_model",),
-    "eval": ("do_eval", "eval_strategy", "eval_on_start", "eval_steps", "load_best_model_at_end"),
-    "the launch file": ("use_cpu", "ddp_backend", "deepspeed", "fsdp"),
-    "tal push, which sends what is on a list": (
-        *("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "hub_token"),
-        "log_completions_hub_repo",
-    ),
-}
-_DECIDED_FOR_REWARD_MODELS = {
-    "mode.dropout": ("disable_dropout",),
-    "max_steps of this section": ("num_train_epochs",),
-    "scpo.max_length": ("max_length",),
-    "batch_size and per_device_train_batch_size of this section": (
-        *("gradient_accumulation_steps", "auto_find_batch_size", "accelerator_config"),
-        *("dataloader_drop_last", "pad_to_multiple_of", "train_sampling_strategy"),
-    ),
-    "the run's folder (many trainings in one process have no tracker)": ("report_to",),
-}
+_OPTIMISATION = (
+    *("lr_scheduler_kwargs", "optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2"),
+    *("adam_epsilon", "max_grad_norm", "gradient_checkpointing_kwargs", "use_liger_kernel", "torch_empty_cache_steps"),
+    *("torch_compile", "torch_compile_backend", "torch_compile_mode", "router_aux_loss_coef", "full_determinism"),
+    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
+    *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "logging_first_step", "log_level"),
+)
+_GRPO = (
+    *("steps_per_generation", "generation_batch_size", "num_iterations", "shuffle_dataset"),
+    *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation", "disable_dropout"),
+    *("epsilon", "epsilon_high", "delta", "sapo_temperature_neg", "sapo_temperature_pos", "importance_sampling_level"),
+    *("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "scale_rewards", "use_bias_correction_kl"),
+    *("multi_objective_aggregation", "mask_truncated_completions", "off_policy_mask_threshold", "top_entropy_quantile"),
+    *("entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),
+    *("entropy_target", "vllm_enable_sleep_mode", "vllm_importance_sampling_correction", "ds3_gather_for_generation"),
+    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min", "log_completions"),
+    *("num_completions_to_print", "log_unique_prompts"),
+)
+_SFT = ("loss_type", "train_sampling_strategy", "activation_offloading", "neftune_noise_alpha", "shuffle_dataset")
+_REWARD = ("center_rewards_coefficient", "activation_offloading")
 _FINITE = ConfigDict(allow_inf_nan=False)
-_TRL_SECTIONS: dict[str, tuple[type[TrlSection], str]] = {
-    "grpo": (GrpoSection, "GRPOConfig"),
-    "sft": (SftSection, "SFTConfig"),
-    "scpo": (ScpoSection, "RewardConfig"),
-    "global_rm": (GlobalRMSection, "RewardConfig"),
+_TRL_SECTIONS: dict[str, tuple[type[TrlSection], str, tuple[str, ...]]] = {
+    "grpo": (GrpoSection, "GRPOConfig", _OPTIMISATION + _GRPO),
+    "sft": (SftSection, "SFTConfig", _OPTIMISATION + _SFT),
+    "scpo": (ScpoSection, "RewardConfig", _OPTIMISATION + _REWARD),
+    "global_rm": (GlobalRMSection, "RewardConfig", _OPTIMISATION + _REWARD),
 }
+"""The fields of TRL's that a recipe may set beside those of our schema: none that sends anything anywhere."""
 
 
 def trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
@@ -215,7 +191,7 @@ def trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
 
     Their types are those of TRL's dataclass, which also checks the values, before a run has a folder.
     """
-    schema, name = _TRL_SECTIONS[section]
+    schema, name, allowed = _TRL_SECTIONS[section]
     given = values.get(section)
     extra = {key: given[key] for key in given if key not in schema.model_fields} if isinstance(given, Mapping) else {}
     if not extra or not find_spec("trl"):
@@ -223,19 +199,15 @@ def trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
     import trl
 
     types = {field.name: field.type for field in dataclasses.fields(getattr(trl, name))}
-    tables = [_DECIDED, _DECIDED_FOR_REWARD_MODELS] if name == "RewardConfig" else [_DECIDED]
-    decided = {field: place for table in tables for place, fields in table.items() for field in fields}
     faults = []
     for key, value in extra.items():
-        if key not in types:
-            near = nearest(key, [*schema.model_fields, *types])
-            faults.append(f"{section}.{key}: no such field of TRL's {name}{near}")
-        elif key in decided:
-            faults.append(f"{section}.{key}: decided by {decided[key]}: drop it")
-        else:
-            try:
-                TypeAdapter[Any](cast(Any, types[key]), config=_FINITE).validate_python(value, strict=True)
-            except ValidationError as error:
-                expected = error.errors()[0]["msg"].removeprefix("Input should be ")
-                faults.append(f"{section}.{key}: got {shown(value)}, expected {expected}")
+        if key not in allowed:
+            near = nearest(key, [*schema.model_fields, *allowed])
+            faults.append(f"{section}.{key}: none of the fields of TRL's {name} that a recipe may set{near}")
+            continue
+        try:
+            TypeAdapter[Any](cast(Any, types[key]), config=_FINITE).validate_python(value, strict=True)
+        except ValidationError as error:
+            expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+            faults.append(f"{section}.{key}: got {shown(value)}, expected {expected}")
     return faults

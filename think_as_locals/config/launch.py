@@ -79,6 +79,7 @@ def _variables(kind: str, values: Mapping[str, Any]) -> dict[str, str]:
         found |= {f"ACCELERATE_{name}": given[key] for key, name in _DEEPSPEED.items() if key in given}
         found["ACCELERATE_USE_DEEPSPEED"] = True
     elif kind == "FSDP":
-        found |= {key.upper(): value for key, value in (values.get("fsdp_config") or {}).items()}
+        own = values.get("fsdp_config") or {}
+        found |= {key.upper(): value for key, value in own.items() if key.startswith("fsdp_")}  # and no LD_PRELOAD
         found["ACCELERATE_USE_FSDP"] = True
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}

@@ -14,7 +14,6 @@ from think_as_locals.config.model_schema import (
     EditConfig,
     EvaluationConfig,
     JudgeSection,
-    LocalModelSection,
     SampleSection,
     ServeConfig,
     ServerSection,
@@ -23,9 +22,11 @@ from think_as_locals.config.schema import (
     DataSection,
     EvalSetSection,
     GrpoSection,
+    LoraSection,
     MixSection,
     ModelSection,
     PromptSection,
+    RolloutSection,
     RunConfig,
     ScpoConfig,
     sections,
@@ -125,9 +126,14 @@ def _orders_faults(place: str, query: EvalSetSection | JudgeSection | ServerSect
         yield f"{place}.orders: got {query.orders}, expected at most {most} with protocol {query.protocol}"
 
 
-def _local_faults(place: str, section: LocalModelSection) -> Iterator[str]:
-    for key, value in section.vllm.items() if section.backend != "vllm" else ():
-        yield f"{place}.{key}: got {value!r}, which only backend=vllm reads"
+def _lora_faults(place: str, lora: LoraSection) -> Iterator[str]:
+    if "lm_head" in lora.target_modules:
+        yield f"{place}.target_modules: log-probabilities are computed from lm_head's own matrix: drop it"
+
+
+def _rollout_faults(place: str, rollout: RolloutSection) -> Iterator[str]:
+    if rollout.ahead and rollout.backend != "vllm_server":
+        yield f"{place}.ahead: got {rollout.ahead}, but only rollout=vllm_server samples while the policy learns"
 
 
 def _grpo_faults(place: str, grpo: GrpoSection) -> Iterator[str]:
@@ -151,8 +157,9 @@ _SECTION_RULES: dict[Callable[[str, Any], Iterator[str]], Any] = {
     _query_faults: PromptSection | JudgeSection | ServerSection,
     _orders_faults: EvalSetSection | JudgeSection | ServerSection,
     _side_faults: DemonstrationConfig | EditConfig | EvalSetSection | SampleSection,
-    _local_faults: LocalModelSection,
     _grpo_faults: GrpoSection,
+    _lora_faults: LoraSection,
+    _rollout_faults: RolloutSection,
     _sample_faults: SampleSection,
 }
 
@@ -190,19 +197,6 @@ def _sft_faults(config: RunConfig) -> Iterator[str]:
         yield f"sft.max_steps: got {sft.max_steps}, expected at least 1, or -1 for epochs of a pretrained model"
     if (sft.biased_wrong or 0.0) + (sft.biased_right or 0.0) > 1:
         yield "sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1"
-
-
-def _ahead_faults(config: RunConfig) -> Iterator[str]:
-    """Check what sampling ahead of the update needs: a server, and prompts in an order that is known before."""
-    if not config.rollout.ahead:
-        return
-    got, grpo = f"rollout.ahead: got {config.rollout.ahead}", config.grpo.model_extra or {}
-    if config.rollout.backend != "vllm_server":
-        yield f"{got}, but only rollout=vllm_server samples while the policy learns: choose it, or set 0"
-    if grpo.get("auto_find_batch_size"):
-        yield f"{got}, with batches of one size: set grpo.auto_find_batch_size=false"
-    if (grpo.get("accelerator_config") or {}).get("split_batches"):
-        yield f"{got}, with the ranks' batches in the sampler's order: drop grpo.accelerator_config"
 
 
 def _names_faults(config: RunConfig) -> Iterator[str]:
@@ -306,7 +300,6 @@ _RECIPE_RULES: dict[Callable[[Any], Iterator[str]], Any] = {
     _component_faults: RunConfig,
     _reward_faults: RunConfig,
     _names_faults: RunConfig,
-    _ahead_faults: RunConfig,
     _demonstration_faults: DemonstrationConfig,
     _edit_faults: EditConfig,
     _evaluation_faults: EvaluationConfig,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import math
 import os
 import re
@@ -16,16 +18,23 @@ from pydantic import TypeAdapter, ValidationError
 from think_as_locals.config.schema import Url
 from think_as_locals.engines.engine import Deliver, Messages, Sampling
 from think_as_locals.judging import CHAT_TOKENS
-from think_as_locals.types import LABELS, Item, Rollout, ServerError, TooLongError
+from think_as_locals.types import LABELS, Item, Rollout, ServerError, TooLongError, is_stop
+
+_logger = logging.getLogger(__name__)
 
 _TOP_LOGPROBS = 20  # the most that the route gives
 _CONNECT_S = 10
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0  # before another try, as the client has them
 _TOO_LONG = re.compile(
     r"context.(length|window|size)|maximum model length|prompt is too long|exceeds the maximum number of tokens"
     r"|a prompt of \d+ tokens: the model takes",
     re.I,
 )
 """Error texts of vLLM, SGLang, llama.cpp, hosted models and `tal serve` for a prompt that is too long."""
+_REFUSED = re.compile(
+    r"content.?(filter|management|policy)|ResponsibleAI|data_inspection_failed|inappropriate content|moderation", re.I
+)
+"""Error texts of hosted models whose content filter refuses a prompt."""
 _REMEDIES = {
     401: "put a valid key into the environment variable that key_variable names",
     403: "put a key that may use this model into the environment variable that key_variable names",
@@ -37,9 +46,10 @@ _REMEDIES = {
 class ChatServer:
     """An engine behind a server with an OpenAI-compatible /chat/completions route.
 
-    The `openai` client retries refused connections, timeouts and answers 429 and 5xx, no sooner than the server asks.
-    Prompts that are too long for the server raise a TooLongError once all others are answered; any other error cancels
-    all requests. A ServerError is raised if `url` is not a URL, or the key is not set or invalid.
+    The `openai` client retries refused connections, timeouts and answers 429 and 5xx, no sooner than the server asks;
+    an answer 200 without a choice, as gateways give for an error behind them, is retried as well. Prompts that are too
+    long for the server, or that its content filter refuses, raise a TooLongError once all others are answered; any
+    other error cancels all requests. A ServerError is raised if `url` is not a URL, or the key is not set or invalid.
     """
 
     url: str  # the part before /chat/completions, e.g. http://127.0.0.1:8000/v1
@@ -93,14 +103,14 @@ class ChatServer:
             max_retries=self.max_retries,
             timeout=Timeout(self.deadline_s, connect=_CONNECT_S),
         )
-        left, too_long = iter(enumerate(conversations)), dict[int, str]()
+        left, not_taken = iter(enumerate(conversations)), dict[int, TooLongError]()
 
         async def work() -> None:
             for index, messages in left:
                 try:
                     deliver(index, await self._complete(client, index, messages, sampling))
                 except TooLongError as error:
-                    too_long[index] = str(error)
+                    not_taken[index] = error
 
         try:
             async with client, asyncio.TaskGroup() as workers:
@@ -111,8 +121,9 @@ class ChatServer:
             while isinstance(first, BaseExceptionGroup):
                 first = first.exceptions[0]
             raise first from None  # the others are from the same server at the same time
-        if too_long:
-            raise TooLongError(too_long[min(too_long)], sorted(too_long))
+        if not_taken:
+            refused = [index for index, error in not_taken.items() if error.refused]
+            raise TooLongError(str(not_taken[min(not_taken)]), sorted(not_taken), refused)
 
     def _body(self, messages: Messages, sampling: Sampling) -> dict[str, Any]:
         """Return the JSON of a request."""
@@ -135,25 +146,41 @@ class ChatServer:
         try:
             async with asyncio.timeout(self.deadline_s):
                 body = self._body(messages, sampling)
-                answer = await client.post("/chat/completions", cast_to=object, body=body)
+                for tries in range(self.max_retries + 1):
+                    answer = await client.post("/chat/completions", cast_to=object, body=body)
+                    if answer.get("choices") or tries == self.max_retries:
+                        break
+                    self._check_taken(json.dumps(answer.get("error")), index)
+                    await asyncio.sleep(min(_FIRST_PAUSE_S * 2**tries, _LONGEST_PAUSE_S))
             return _rollout(answer, sampling.label_opening)
+        except TooLongError:
+            raise
         except TimeoutError:
             got = f"no completion for {self.deadline_s:g} s"
+            got += self._quote("; the last answer was", str(answer)) if answer is not None else ""
             remedy = "raise deadline_s, or lower concurrency where the server has too much to do"
         except APIConnectionError as error:
             got = f"{type(error.__cause__).__name__}: {error.__cause__}"
             remedy = "start the server, or correct the url"
         except APIStatusError as error:
             got = self._quote(f"{error.status_code} with", error.response.text)
-            if error.status_code < 500 and _TOO_LONG.search(error.response.text):
-                message = f"the server at {self.url} takes no prompt of this length: {got}"
-                raise TooLongError(message, [index]) from None
+            if error.status_code < 500:
+                self._check_taken(error.response.text, index)
             remedy = _REMEDIES.get(error.status_code, "check model, fields and max_completion_length")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             got = self._quote(f"{type(error).__name__} in", str(answer))
             remedy = "is the url that of an OpenAI-compatible server?"
         message = f"the server at {self.url} failed: got {got}; expected a chat completion. To fix it: {remedy}"
         raise ServerError(message)
+
+    def _check_taken(self, text: str, index: int) -> None:
+        """Raise a TooLongError if a server's error is about this prompt, which no retry would change."""
+        if _TOO_LONG.search(text):
+            message = f"the server at {self.url} takes no prompt of this length: {self._quote('got', text)}"
+            raise TooLongError(message, [index]) from None
+        if _REFUSED.search(text):
+            message = f"the content filter of the server at {self.url} refuses a prompt: {self._quote('got', text)}"
+            raise TooLongError(message, [index], [index]) from None
 
     def _quote(self, what: str, text: str) -> str:
         """Return the begin of a server's text, without the key that it may repeat."""
@@ -170,9 +197,16 @@ def _rollout(answer: Any, label_opening: str) -> Rollout:
     tokens = (choice.get("logprobs") or {}).get("content") or []
     return Rollout(
         text=text.encode(errors="replace").decode(),  # no file could hold half of a surrogate pair
-        finish_reason=str(choice.get("finish_reason")),
+        finish_reason=_finish_reason(choice.get("finish_reason"), text),
         label_log_probs=_label_log_probs(tokens, label_opening) if label_opening else {},
     )
+
+
+def _finish_reason(given: object, text: str) -> str:
+    if given is None and text:
+        _logger.warning("the server does not say how completions end (finish_reason is null): taken as whole")
+        return "stop"
+    return "stop" if is_stop(str(given)) else str(given)
 
 
 def _label_log_probs(tokens: Sequence[Mapping[str, Any]], opening: str) -> dict[str, float]:

@@ -18,8 +18,11 @@ from think_as_locals.judging import label_index, neutralise
 from think_as_locals.judging.prompt import RESERVED_OPENING, culture_name
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.model_files import model_file, reading_model
+from think_as_locals.runtime.processes import time_limit
 from think_as_locals.types import LABELS, ConfigError, DataError, Item, ModelError, Rollout, TooLongError
 
+_TEMPLATE_S, _LONGEST_FRAME = 20.0, 1_000_000  # for a conversation; characters beside its contents
+_NOT_OF_A_TEMPLATE = {"conversation", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"}
 _CHECK_CHUNK = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
 
 Messages = list[dict[str, str]]
@@ -138,6 +141,10 @@ class Chat:
     eos_token_ids: frozenset[int] = frozenset()
     positions: int | None = None  # the model's context length, prompt and completion together; None if not declared
 
+    def __post_init__(self) -> None:
+        if taken := self.template_kwargs.keys() & _NOT_OF_A_TEMPLATE:
+            raise ConfigError(f"chat_template_kwargs: {', '.join(sorted(taken))} is no argument of a chat template")
+
     @classmethod
     def load(cls, path: str, revision: str | None, template_kwargs: Mapping[str, Any]) -> Chat:
         """Load a model's tokenizer and the tokens that end its turns; a ModelError if it has no chat template."""
@@ -158,6 +165,11 @@ class Chat:
                 declared = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, **where)).eos_token_id
         ids = [declared] if isinstance(declared, int) else declared or []
         ends = frozenset(token for token in (*ids, tokenizer.eos_token_id) if token is not None)
+        if not ends:
+            raise ModelError(
+                f"{path} names no token that ends its turns, so that no completion would end: set eos_token in "
+                "tokenizer_config.json, or eos_token_id in generation_config.json"
+            )
         chat = cls(tokenizer, template_kwargs, ends)
         chat.text([{"role": "user", "content": "?"}], add_generation_prompt=True)  # a template may be broken
         return chat
@@ -214,16 +226,19 @@ class Chat:
         """Return a conversation as the chat template renders it; a ModelError if the template fails."""
         try:
             return self._written(self.turns(messages), add_generation_prompt)
-        except TemplateError as error:
+        except (TemplateError, TimeoutError, MemoryError) as error:
             raise ModelError(
                 f"{self.tokenizer.name_or_path}: its chat template cannot render a conversation ({error}): fix "
                 "chat_template.jinja, or download the tokenizer again"
             ) from error
 
     def _written(self, messages: Messages, add_generation_prompt: bool = False) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **dict(self.template_kwargs)
-        )
+        with time_limit(_TEMPLATE_S):
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **dict(self.template_kwargs)
+            )
+        if len(text) > (most := _LONGEST_FRAME + 2 * sum(len(message["content"]) for message in messages)):
+            raise TemplateError(f"it writes {len(text):,} characters, expected at most {most:,}")
         return text
 
     def encode(self, conversations: Sequence[Messages]) -> list[list[int]]:

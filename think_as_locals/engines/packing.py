@@ -176,6 +176,31 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
+def dropout_reason(model: nn.Module) -> str | None:
+    """Return why rows of a model that trains with dropout cannot share a prompt, or `None`."""
+    rate = max((module.p for module in model.modules() if isinstance(module, nn.Dropout)), default=0.0)
+    return f"dropout ({rate:g}) would be the same for all rows of a prompt" if rate else None
+
+
+def pass_positions(model: PreTrainedModel) -> None:
+    """Have a model count positions from the first token that is not padding, as when it samples.
+
+    Rotary positions are relative, so that padding on the left changes nothing; learned ones (GPT-2) are not, and
+    neither transformers' forward nor TRL counts them so. Where positions are given, they stay.
+    """
+    rotary = any(getattr(model.config.get_text_config(), f"rope_{name}", None) for name in ("parameters", "theta"))
+    if rotary or "position_ids" not in signature(model.forward).parameters:
+        return
+
+    def count(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask = kwargs.get("attention_mask")
+        if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
+            return args, kwargs
+        return args, {**kwargs, "position_ids": (mask.long().cumsum(1) - 1).clamp(min=0)}
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
+
+
 def prepare(model: PreTrainedModel) -> None:
     """Prepare a model for packed rows; ordinary rows are computed as before."""
     name = model.config._attn_implementation

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -10,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, set_seed
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.runtime.model_files import reading_model
@@ -36,11 +38,22 @@ class TransformersEngine(TokenEngine):
         if dtype == "auto" and not torch.cuda.is_available():
             dtype = "float32"  # few CPUs compute in bfloat16 as fast
         model = load_language_model(path, dtype, revision)
+        require_embeddings(path, model, chat.tokenizer)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         return cls(model, replace(chat, positions=positions), batch_size)
 
     def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
-        return self._batched(prompts, lambda indices: self._sample([prompts[i] for i in indices], sampling))
+        def sample(indices: Sequence[int]) -> list[list[int]]:
+            # By the room that each has: beyond it, absolute positions end.
+            limit, positions = sampling.max_completion_length, self.chat.positions
+            rooms = [limit if positions is None else min(limit, positions - len(prompts[i])) for i in indices]
+            found = dict[int, list[int]]()
+            for room in sorted(set(rooms)):
+                own = [i for i, its_room in zip(indices, rooms, strict=True) if its_room == room]
+                found.update(zip(own, self._sample([prompts[i] for i in own], room, sampling), strict=True))
+            return [found[i] for i in indices]
+
+        return self._batched(prompts, sample)
 
     def next_log_probs(
         self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]
@@ -61,24 +74,19 @@ class TransformersEngine(TokenEngine):
     def _batched(self, rows: Sequence[Sequence[int]], compute: Callable[[Sequence[int]], list[T]]) -> list[T]:
         """Return a result for each row of tokens, computed without dropout in batches of similar length."""
         by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        found, was_training = dict[int, T](), self.model.training
-        self.model.eval()
-        try:
+        found = dict[int, T]()
+        with evaluating(self.model):
             for start in range(0, len(by_length), self.batch_size):
                 indices = by_length[start : start + self.batch_size]
                 found.update(zip(indices, compute(indices), strict=True))
-        finally:
-            self.model.train(was_training)
         return [found[i] for i in range(len(rows))]
 
-    def _sample(self, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
+    def _sample(self, prompts: list[list[int]], room: int, sampling: Sampling) -> list[list[int]]:
         ids, mask = (rows.to(self.model.device) for rows in padded(prompts, "left"))
         greedy = sampling.temperature == 0
-        limit, positions = sampling.max_completion_length, self.chat.positions
-        rooms = [limit if positions is None else min(limit, positions - len(prompt)) for prompt in prompts]
         ends = sorted(self.chat.eos_token_ids)
         config = GenerationConfig(
-            max_new_tokens=max(rooms),
+            max_new_tokens=room,
             do_sample=not greedy,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,  # behind a completion's end, where it is cut
@@ -87,14 +95,33 @@ class TransformersEngine(TokenEngine):
         )
         if not greedy:
             set_seed(sampling.seed)
-        # `generate` would complete it from the model's own: Qwen2.5-Instruct's has a repetition penalty and a top_p, so
-        # that greedy would not be greedy, and differ from vLLM's.
-        defaults = patch.dict(vars(self.model.generation_config), vars(GenerationConfig()), clear=True)
-        with torch.inference_mode(), defaults:
+        with torch.inference_mode(), neutral_generation(self.model):
             # Under ZeRO-3 the ranks have different numbers of batches.
             output = self.model.generate(ids, attention_mask=mask, generation_config=config, synced_gpus=False)
         completions: list[list[int]] = output[:, ids.shape[1] :].tolist()
-        return [completion[:room] for completion, room in zip(completions, rooms, strict=True)]
+        return completions
+
+
+@contextmanager
+def neutral_generation(model: Any) -> Iterator[None]:
+    """Have a model sample without dropout, by the settings it is given alone.
+
+    `generate` completes them from the model's own configuration: Qwen2.5-Instruct's has a repetition penalty and a
+    top_p, so that greedy would not be greedy, others suppress tokens; vLLM does none of it.
+    """
+    with evaluating(model), patch.dict(vars(model.generation_config), vars(GenerationConfig()), clear=True):
+        yield
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Have a model compute without dropout and other noise of training."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def padded(rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
@@ -107,14 +134,38 @@ def padded(rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
 def load_language_model(path: str, dtype: str, revision: str | None, device_map: str | None = None) -> Any:
     """Load a language model for inference; a ModelError if weights are missing, as in a classifier's files."""
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
+    where = {"revision": revision, "trust_remote_code": False}
     with reading_model(path):
-        model, info = AutoModelForCausalLM.from_pretrained(path, revision=revision, trust_remote_code=False, **options)
+        model, info = AutoModelForCausalLM.from_pretrained(path, **attention(path, revision), **where, **options)
+    is_classifier = "is it a classifier (tal.ScalarRM, rms.NAME=classifier), or saved incompletely?"
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
-            f"{path} lacks weights of a language model, which would be random: {first_of(missing, 5)}. Is it a "
-            "classifier (tal.ScalarRM, rms.NAME=classifier), or saved incompletely?"
+            f"{path} lacks weights of a language model, which would be random: {first_of(missing, 5)}; {is_classifier}"
         )
+    require_all_read(path, info, is_classifier)
     return on_device(model)
+
+
+def require_all_read(path: str, info: Mapping[str, Any], remedy: str) -> None:
+    """Raise a ModelError if a model's files have weights that it has no place for: it would compute something else."""
+    if unexpected := sorted(info["unexpected_keys"]):
+        raise ModelError(f"{path} has weights that would not be read: {first_of(unexpected, 5)}; {remedy}")
+
+
+def require_embeddings(path: str, model: Any, tokenizer: Any) -> None:
+    """Raise a ModelError if a tokenizer has tokens that a model has no embedding of."""
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", math.inf)
+    if (last := max(tokenizer.get_vocab().values())) >= rows:
+        raise ModelError(
+            f"{path}: its tokenizer has token {last}, the model {rows} embeddings: give the model's own tokenizer, or "
+            "save the model with resized embeddings"
+        )
+
+
+def attention(path: str, revision: str | None) -> dict[str, str]:
+    """Return the setting of `from_pretrained` for models that cap attention scores, which SDPA does not (Gemma 2)."""
+    settings = PreTrainedConfig.get_config_dict(path, revision=revision)[0]
+    return {"attn_implementation": "eager"} if settings.get("attn_logit_softcapping") else {}
 
 
 def on_device(model: Any) -> Any:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.reward_models.reward_model import (
-    TOO_LONG,
     Answer,
     Queryable,
     Request,
@@ -24,6 +23,7 @@ from think_as_locals.reward_models.reward_model import (
     apply_too_long,
     check_lengths,
     combine,
+    is_unanswered,
     query_fitting,
     too_long_reason,
 )
@@ -116,12 +116,12 @@ class Journal:
     def add(self, answers: Mapping[str, Answer]) -> int:
         """Write answers to the file, by the key of their request; return how many of these had none.
 
-        The first answer to a request is kept, unless it says that the request is too long.
+        The first answer to a request is kept, unless it says that the request was not taken.
         """
         added = {
             key: answer
             for key, answer in answers.items()
-            if key not in self._answers or (TOO_LONG in self.answer(key) and TOO_LONG not in answer)
+            if key not in self._answers or (is_unanswered(self.answer(key)) and not is_unanswered(answer))
         }
         self._write([{"key": key, "answer": answer} for key, answer in added.items()])
         before = len(self._answers)
@@ -166,8 +166,8 @@ class AnswerCollector:
         """Return the scores of each item's responses, in its own order; NaN for a parse failure or if too long."""
         scores, reasons = list[tuple[float, ...]](), dict[str, str]()
         for item, answers in self._answers(items, self.rm.score_requests):
-            if why := too_long_reason(answers):
-                reasons[item.id] = why
+            if found := too_long_reason(answers):
+                reasons[item.id] = found[1]
             scores.append(self.rm.scores(item, answers))
         check_lengths(reasons, len(scores), self.too_long)
         return scores
@@ -217,10 +217,10 @@ def collect(
     size = queryable.chunk_size
 
     def is_open(key: str) -> bool:
-        """Return whether to send a request: no answer yet, or a server (whose limit may change) called it too long."""
+        """Return whether to send a request: no answer yet, or a server (whose limit may change) did not take it."""
         if not journal.has(key):
             return True
-        return too_long == "error" and size is None and TOO_LONG in journal.answer(key)
+        return too_long == "error" and size is None and is_unanswered(journal.answer(key))
 
     def keep(chunk: Sequence[str], answers: Mapping[int, Answer]) -> None:
         progress.add(journal.add({chunk[index]: answer for index, answer in answers.items()}))

@@ -16,7 +16,7 @@ from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracy, codes, difference
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.formats import VOIDING
-from think_as_locals.reward_models.reward_model import TOO_LONG, ScoredItem
+from think_as_locals.reward_models.reward_model import REFUSED, ScoredItem, is_unanswered
 from think_as_locals.types import ITEM_FIELDS, LABELS, DataError, Item, first_of
 
 JudgementOutcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
@@ -78,10 +78,11 @@ def annotate(table: pd.DataFrame) -> pd.DataFrame:
         has_scores=table["scores"].notna(),
         in_format=issues.map(len) == 0,
         parse_failure=table["verdict"].isna() & ~issues.map(VOIDING.isdisjoint).astype(bool),
-        too_long=issues.map(lambda of_row: TOO_LONG in of_row).astype(bool),
+        too_long=issues.map(is_unanswered).astype(bool),
     )
-    kinds = [found["too_long"], found["parse_failure"], found["credit"] == 1, found["credit"] > 0]
-    return found.assign(outcome=np.select(kinds, ["too long", "parse failure", "right", "tie"], "wrong"))
+    refused = issues.map(lambda of_row: REFUSED in of_row).astype(bool)
+    kinds = [refused, found["too_long"], found["parse_failure"], found["credit"] == 1, found["credit"] > 0]
+    return found.assign(outcome=np.select(kinds, ["refused", "too long", "parse failure", "right", "tie"], "wrong"))
 
 
 _TEXTS = [name for name in (*ITEM_FIELDS, "label", "completion") if name != "best"]
@@ -130,9 +131,9 @@ def in_text_order(item: Item) -> Item:
 
 
 def too_long_note(how: str, ids: Sequence[str]) -> str:
-    """Return how many items are too long, how they count (`exclude` or `wrong`), and the first of their ids."""
+    """Return how many items are too long or refused, how they count (`exclude` or `wrong`), and their first ids."""
     counted = {"exclude": "left out", "wrong": "counted as wrong"}[how]
-    return f"{len(ids)} items too long for it, {counted}: {first_of(ids, 5)}"
+    return f"{len(ids)} items too long for it or refused, {counted}: {first_of(ids, 5)}"
 
 
 def slot_bias(judged: Judgements, samples: int, seed: int) -> dict[str, Any]:

@@ -101,17 +101,23 @@ def svg(figure: Figure) -> Markup:
 
 
 @styled
-def intervals_plot(estimates: Sequence[tuple[str, Mapping[str, Any]]], chance: float | None = None) -> Markup:
-    """Return a plot of accuracies with their intervals, one below the other, from 0 to 100 %; dashed: chance."""
+def intervals_plot(
+    estimates: Sequence[tuple[str, Mapping[str, Any]]],
+    marked: float | None = None,
+    key: str = "accuracy",
+    label: str = "accuracy, %",
+    limits: tuple[float, float] | None = (0, 100),
+) -> Markup:
+    """Return a plot of estimates with their intervals, one below the other, in per cent; dashed: chance, or no gain."""
     figure, (axes,) = draw(0.8 + 0.28 * len(estimates))
     for height, (_, part) in enumerate(reversed(estimates)):
-        low, high = (100 * end for end in part["ci95"])
+        low, high = (100 * end for end in part["ci95"] or [part[key]] * 2)
         axes.plot([low, high], [height, height], color=BLUE)
-        axes.plot(100 * part["accuracy"], height, "o", color=BLUE)
+        axes.plot(100 * part[key], height, "o", color=BLUE)
     axes.set_yticks(range(len(estimates)), [name for name, _ in reversed(estimates)])
-    axes.set(xlim=(0, 100), xlabel="accuracy, %", ylim=(-0.5, len(estimates) - 0.5))
-    if chance is not None:
-        axes.axvline(100 * chance, color=GREY, linestyle="--")
+    axes.set(xlim=limits, xlabel=label, ylim=(-0.5, len(estimates) - 0.5))
+    if marked is not None:
+        axes.axvline(100 * marked, color=GREY, linestyle="--")
     return svg(figure)
 
 

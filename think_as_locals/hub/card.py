@@ -42,9 +42,10 @@ def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
     environment.globals["noncommercial"] = any(
         "-NC" in SOURCES[d.source].about for d in run.config.data.sources.values()
     )
-    template = environment.get_template("judge.md.jinja" if isinstance(run, JudgeRun) else "steered.md.jinja")
+    template = environment.get_template("card.md.jinja")
     results = [_result_facts(result, run) for result in run.results]
-    body = template.render(repo=repo, run=run, config=run.config, adapter=adapter, results=results)
+    facts = {"repo": repo, "run": run, "config": run.config, "adapter": adapter, "results": results}
+    body = template.render(facts, judge=isinstance(run, JudgeRun))
     content = str(ModelCard(f"---\n{_metadata(run, adapter).to_yaml()}\n---\n\n{body}"))
     return HubFile(CARD, content.encode(), generated=True)
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ _GENERATED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HubFile:
     """A file of the repository."""
 
@@ -49,8 +50,9 @@ class HubFile:
         """Return its size in bytes."""
         return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
 
+    @cached_property
     def sha256(self) -> str:
-        """Return the hash that the Hub has of large files."""
+        """The hash of its content when it was scanned, which the Hub has of large files."""
         if isinstance(self.content, bytes):
             return hashlib.sha256(self.content).hexdigest()
         with self.content.open("rb") as file:

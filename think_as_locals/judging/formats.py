@@ -10,7 +10,16 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
-from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion, Judgement, Rubric, ThinkAsLocalsError
+from think_as_locals.types import (
+    GRAMMAR_PROMPTS,
+    LABELS,
+    Convention,
+    Criterion,
+    Judgement,
+    Rubric,
+    ThinkAsLocalsError,
+    is_stop,
+)
 
 SECTIONS = ("rubric", "analysis", "verdict")
 MIN_CRITERIA, MAX_CRITERIA = 3, 7
@@ -66,7 +75,7 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
     Args:
         text: The completion, without the tokenizer's special tokens.
         num_responses: N, the number of labels on offer (2 to 8).
-        finish_reason: How the completion ended. Anything but `"stop"` is an issue: a text that is cut off inside a
+        finish_reason: How the completion ended. Anything but a stop (`is_stop`) is an issue: a text cut off inside a
             quotation could end with the verdict of a response.
 
     Returns:
@@ -83,7 +92,7 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
     # Only `find`, `split` and `count` read the text: a backtracking expression takes seconds on repeated tags.
     offered = _labels(num_responses)
     broken: set[str] = set()
-    if finish_reason != "stop":
+    if not is_stop(finish_reason):
         broken.add("finished")
     bodies = _sections(without_thinking(text), broken)
     rubric = _rubric(bodies["rubric"], broken)
@@ -217,7 +226,7 @@ class Brackets(Format):
         if convention == "rewardbench2":
             label, issues = self._published_label([label for label in offered if f"[[{label}]]" in text]), []
         else:
-            label, issues = self._label(without_thinking(text)), [] if finish_reason == "stop" else ["finished"]
+            label, issues = self._label(without_thinking(text)), [] if is_stop(finish_reason) else ["finished"]
         if label is None or label not in offered:
             issues.append("verdict_label")
         return Judgement(
@@ -279,7 +288,7 @@ class Rating(Format):
     ) -> Judgement:
         start = r"(?<!\w)" if convention == "rewardbench2" else r"(?<!\S)"
         found = re.search(rf"{start}({'|'.join(map(str, RATINGS))})\Z", text.rstrip())
-        rating = float(found[1]) if found and (convention == "rewardbench2" or finish_reason == "stop") else None
+        rating = float(found[1]) if found and (convention == "rewardbench2" or is_stop(finish_reason)) else None
         issues = ("rating",) if rating is None else ()
         return Judgement(verdict=None, rubric=None, analysis=None, issues=issues, completion=text, rating=rating)
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from think_as_locals.engines import Chat
 from think_as_locals.engines.engine import require_chat_template
-from think_as_locals.engines.transformers_engine import load_language_model
+from think_as_locals.engines.transformers_engine import load_language_model, require_embeddings
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import (
     IGNORED,
@@ -133,6 +133,7 @@ def _load_policy(
     model.config.get_text_config().use_cache = False  # keys and values that no later token would read
     with reading_model(path):
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+    require_embeddings(path, model, tokenizer)
     return model, tokenizer, resolve_max_length(path, model, tokenizer, max_length)
 
 

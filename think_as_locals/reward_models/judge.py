@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Self, overload
 
 import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import ASSETS
 from think_as_locals.data.sources import jsonl
@@ -22,13 +22,13 @@ from think_as_locals.judging import CHAT_TOKENS, label_index, prompt_digest, ren
 from think_as_locals.judging.formats import Format
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
 from think_as_locals.reward_models.reward_model import (
-    TOO_LONG,
     Answer,
     Keep,
     Request,
     ScoredItem,
     combine,
     identify_weights,
+    is_unanswered,
     logsumexp,
     query_all,
 )
@@ -58,12 +58,13 @@ class JudgeSettings:
     """The settings that verdicts depend on, as they were in training; saved beside the weights as `tal_judge.json`."""
 
     prompt: str = "listwise"  # name of the prompt template
+    __pydantic_config__ = ConfigDict(extra="forbid")
     culture: CultureShown = "stated"  # whether the prompt names the culture
     rubric_language: RubricLanguage = "item"  # the language in which the prompt asks for the rubric
     seed: int = 0  # of the order in which responses are presented
     max_completion_length: int = 2048  # in tokens
     dtype: str = "auto"  # of the weights
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Write the settings beside the weights."""
@@ -76,9 +77,11 @@ class JudgeSettings:
         if file is None:
             return cls()
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ConfigError(f"{file}: not the settings of a judge: {error}") from error
+            return TypeAdapter(cls).validate_json(file.read_bytes(), strict=True)
+        except (ValidationError, RecursionError) as error:
+            faults = error.errors() if isinstance(error, ValidationError) else []
+            reason = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+            raise ConfigError(f"{file}: not the settings of a judge: {reason or error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +310,7 @@ class Judge:
         """Return ratings, or means over rotations of the labels' log-probabilities (without margins: of 1 or 0)."""
         found: list[list[float]] = [[] for _ in item.responses]
         for request, answer in zip(self.score_requests(item), answers, strict=True):
-            if TOO_LONG in answer:
+            if is_unanswered(answer):
                 continue
             judgement, values = self.read(request, answer), list[float]()
             if self.protocol.kind == "pointwise":

@@ -6,8 +6,7 @@ Item -> Request, Request, ... -> answers (plain JSON, kept in a journal) -> Scor
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -20,8 +19,14 @@ from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError
 Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
 Keep = Callable[[Mapping[int, Answer]], None]  # takes answers by the index of their requests as soon as they are there
 
-TOO_LONG = "too_long"
-"""The issue of an item that is too long for a reward model, and the key of an answer that says so."""
+TOO_LONG, REFUSED = "too_long", "refused"
+"""The issues of an item that is too long for a reward model, or that its server's content filter refuses: an answer
+has one as a key, with the reason as its value, and both count as `eval.too_long` says."""
+
+
+def is_unanswered(keys: Collection[str]) -> bool:
+    """Return whether an answer, or the issues of a judgement, say that the reward model did not take the request."""
+    return TOO_LONG in keys or REFUSED in keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def query_all(rm: RewardModel, requests: Sequence[Sequence[Request]], allow_long
 
 
 def query_fitting(rm: Queryable, requests: Sequence[Request], keep: Keep) -> None:
-    """Answer requests as `Queryable.query` does, but one that is too long gets the answer `{"too_long": why}`."""
+    """Answer requests as `Queryable.query` does; one that is not taken gets the answer `{issue: why}`."""
     is_open = bytearray(b"\1") * len(requests)
 
     def keep_once(answers: Mapping[int, Answer]) -> None:
@@ -94,30 +99,32 @@ def query_fitting(rm: Queryable, requests: Sequence[Request], keep: Keep) -> Non
     try:
         rm.query(requests, keep_once)
     except TooLongError as error:
-        keep_once({index: {TOO_LONG: str(error)} for index in error.indices})
+        reason = str(error)
+        keep_once({index: {REFUSED if index in error.refused else TOO_LONG: reason} for index in error.indices})
         if rest := [index for index in range(len(requests)) if is_open[index]]:
             of_rest = [requests[index] for index in rest]
             rm.query(of_rest, lambda answers: keep({rest[i]: answer for i, answer in answers.items()}))
 
 
 def check_lengths(reasons: Mapping[str, str], of: int, too_long: TooLong) -> None:
-    """Raise a TooLongError if items are too long (`reasons`, by id) and that is an error, or if all `of` items are."""
+    """Raise a TooLongError if items are not taken (`reasons`, by id) and that is an error, or if all `of` items are."""
     if reasons and (too_long == "error" or len(reasons) == of):
-        got = f"{len(reasons)} of {of} items are too long: {first_of(map(repr, reasons), 5)}"
+        got = f"{len(reasons)} of {of} items are too long, or refused: {first_of(map(repr, reasons), 5)}"
         remedy = "eval.too_long=exclude leaves them out, eval.too_long=wrong counts them as wrong"
         raise TooLongError(f"{got}. {next(iter(reasons.values()))}. {remedy}", range(len(reasons)))
 
 
-def too_long_reason(answers: Sequence[Answer]) -> str | None:
-    """Return why an item is too long, if one of the answers to its requests says so."""
-    return next((answer[TOO_LONG] for answer in reversed(answers) if TOO_LONG in answer), None)
+def too_long_reason(answers: Sequence[Answer]) -> tuple[str, str] | None:
+    """Return the issue of an item and why, if one of the answers to its requests says that it was not taken."""
+    return next((next(iter(answer.items())) for answer in reversed(answers) if is_unanswered(answer)), None)
 
 
 def combine(rm: RewardModel, answered: Iterable[tuple[Item, Sequence[Answer]]]) -> Iterator[ScoredItem]:
     """Yield the predictions on items, given the answers about each; one that is too long has no verdict and says so."""
     for item, answers in answered:
-        if why := too_long_reason(answers):
-            judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), completion=why)
+        if found := too_long_reason(answers):
+            issue, why = found
+            judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(issue,), completion=why)
             yield ScoredItem(item=item, presented=item, judgement=judgement)
         else:
             yield from rm.predictions(item, answers)
@@ -174,8 +181,8 @@ class ScoredItem:
 
     @property
     def too_long(self) -> bool:
-        """Whether the item was too long for the reward model, and so was not judged."""
-        return TOO_LONG in self.judgement.issues
+        """Whether the item was too long for the reward model, or refused, and so was not judged."""
+        return is_unanswered(self.judgement.issues)
 
     @property
     def credit(self) -> float:
@@ -240,15 +247,7 @@ def margin(scores: Sequence[float]) -> float:
 
 
 def logsumexp(values: Sequence[float]) -> float:
-    """Return log(sum(exp(values))) bit for bit as scipy does, which takes 35 microseconds for a handful of numbers."""
-    import numpy as np
+    """Return log(sum(exp(values)))."""
+    from scipy import special  # takes a second
 
-    if not all(map(math.isfinite, values)):
-        from scipy import special
-
-        return float(special.logsumexp(np.asarray(values, float)))
-    top = max(values)
-    rest = [value - top if value != top else -math.inf for value in values]
-    count = rest.count(-math.inf)
-    others = np.exp(rest).sum() / count if count < len(rest) else 0.0
-    return float(np.log1p(others) + np.log(float(count)) + top)
+    return float(special.logsumexp(values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import logging
 import math
 from abc import abstractmethod
@@ -14,11 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 
 from think_as_locals.engines import Chat, Messages, packing
-from think_as_locals.engines.transformers_engine import on_device
+from think_as_locals.engines.transformers_engine import attention, on_device, require_all_read, require_embeddings
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.prompt import break_tokens, shuffled_order
 from think_as_locals.reward_models import published
@@ -240,6 +242,7 @@ class ScalarRM(BatchScorer):
         with reading_model(path):
             model = _load_model(path, dtype, device_map, revision, new_head_seed)
             tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+        require_embeddings(path, model, tokenizer)
         config = model.config.get_text_config()
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
         pad_id = declared if declared is not None and 0 <= declared < config.vocab_size else None
@@ -327,7 +330,8 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
             raise ModelError(f"{path} has a head for scores, and a new one was asked for: leave new_head_seed out")
         return _ready(published.load_published(path, revision, **options))
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-    if new_head_seed is not None:
+    # OpenRLHF saves a head of one output, and leaves the default of two labels in config.json.
+    if new_head_seed is not None or _stored_labels(path, revision) == 1:
         config.num_labels = 1
     elif config.num_labels != 1:
         raise ModelError(
@@ -338,7 +342,13 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
         if new_head_seed is not None:
             torch.manual_seed(new_head_seed)
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, revision=revision, output_loading_info=True, trust_remote_code=False, **options
+            path,
+            config=config,
+            revision=revision,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **attention(path, revision),
+            **options,
         )
     missing = sorted(info["missing_keys"])
     if new_head_seed is not None and not missing:
@@ -349,7 +359,19 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
             f"{path} lacks weights of a classifier, which would be random: {first_of(lost, 5)}. Give a reward model, "
             "or new_head_seed where only the head is missing and a random one is wanted"
         )
+    if new_head_seed is None:
+        require_all_read(path, info, "its scores would not be its own: is its architecture one that transformers has?")
     return _ready(model)
+
+
+def _stored_labels(path: str, revision: str | None) -> int | None:
+    """Return the number of outputs of a classifier's stored head; `None` if it has none by the usual name."""
+    index = model_file(path, "model.safetensors.index.json", revision)
+    name = json.loads(index.read_bytes())["weight_map"].get("score.weight", "") if index else "model.safetensors"
+    if not name or (file := model_file(path, name, revision)) is None:
+        return None
+    with safe_open(file, "pt") as weights:
+        return weights.get_slice("score.weight").get_shape()[0] if "score.weight" in weights.keys() else None  # noqa: SIM118
 
 
 def _ready(model: Any) -> Any:

@@ -10,6 +10,7 @@ from traceback import walk_tb
 from typing import Any
 
 from think_as_locals.runtime.files import file_fault, read_json
+from think_as_locals.runtime.processes import time_limit
 from think_as_locals.types import DataError, ModelError, ThinkAsLocalsError, cut, shown
 
 _CONFIG, _ADAPTER, _INDEX = "config.json", "adapter_config.json", "model.safetensors.index.json"
@@ -19,7 +20,9 @@ _JSON = (
 )
 _AGAIN = "save the model or download it again"
 _TIMEOUT = 5.0  # seconds for the Hub to answer
-_LOADERS = ("from_pretrained", "get_config_dict", "architecture", "load_published")  # of transformers and PEFT; ours
+_LOAD_S = 3600.0  # for all of a model, with its download
+# Of transformers and PEFT; ours.
+_LOADERS = ("from_pretrained", "get_config_dict", "architecture", "load_published", "_stored_labels")
 
 
 def unreachable() -> str | None:
@@ -112,7 +115,8 @@ def reading_model(path: str) -> Iterator[None]:
     Whatever comes out of a `from_pretrained` is about the model; other errors, of disks and of memory, pass unchanged.
     """
     try:
-        yield
+        with time_limit(_LOAD_S):
+            yield
     except (ThinkAsLocalsError, MemoryError):
         raise
     except Exception as error:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import warnings
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ def set_output(level: str | None) -> None:
     """Set the level, `quiet` or `verbose` (`None`: keep it); call this before libraries are imported."""
     if level is not None:
         os.environ[_LEVEL] = level
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # one in ASCII would end a finished run with a traceback
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     logging.getLogger("DeepSpeed").addFilter(_to_stderr)  # instead of its own handler, which writes to stdout
     if is_verbose():

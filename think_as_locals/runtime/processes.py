@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from multiprocessing import get_context
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import NoReturn, ParamSpec, TypeVar
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -97,6 +97,25 @@ def run_with_timeout(seconds: float, work: Callable[P, Result], *args: P.args, *
     if not wait([outcome], seconds).done:
         raise TimeoutError(f"took longer than {seconds:g} s")
     return outcome.result()
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise a TimeoutError in a block that takes longer; only in the main thread, which alone receives signals."""
+    if current_thread() is not main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> NoReturn:
+        raise TimeoutError(f"took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def in_background(work: Callable[[], Result]) -> Future[Result]:

@@ -75,6 +75,11 @@ def launch_faults(config: TrainingConfig) -> list[str]:
                 f"start `accelerate launch --num_processes {gpus} recipes/{config.recipe}.yaml ...`, or set "
                 "CUDA_VISIBLE_DEVICES=0 to use one"
             )
+        elif (wanted := read_launch(config.run.launch)).processes > 1:
+            faults.append(
+                f"{wanted.processes} processes, as run.launch={wanted.name} says, this is one; start "
+                f"`tal launch recipes/{config.recipe}.yaml ...`, or set run.launch=null"
+            )
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", _MIXED_PRECISION[dtype]):
         faults.append(

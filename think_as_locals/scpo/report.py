@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.evaluation import tables
-from think_as_locals.evaluation.pages import BLUE, GREY, draw, read_settings, styled, svg, templates
+from think_as_locals.evaluation.pages import BLUE, GREY, draw, intervals_plot, read_settings, styled, svg, templates
 from think_as_locals.evaluation.tables import escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json, write_json, write_text
@@ -89,7 +89,15 @@ def write_report(
             name=VARIANT_NAMES[steered["variant"]],
             countries=sorted({row["country"] for row in summary["rows"]}),
             tables={title: tables.html(table, title) for title, table in found.items()},
-            gains=_gains_plot([row for row in summary["rows"] if _is(row, steered)]),
+            gains=intervals_plot(
+                [
+                    (f"{culture_name(row['country'])}, {_PAIRS[part]}", row[part]["gain"])
+                    for row in _by_gain([row for row in summary["rows"] if _is(row, steered)])
+                    for part in ("minority", "overall")
+                    if row[part]["n"]
+                ],
+                *(0.0, "mean", "gain over the global RM, points", None),
+            ),
             plane=_plane(whole),
             efficiency=_efficiency([row for row in (*fewer, *whole) if row["variant"] in ("full", "scpo")])
             if fewer
@@ -191,23 +199,14 @@ def _training(rows: Sequence[dict[str, Any]], improved: dict[str, Any]) -> DataF
     table = []
     for row in rows:
         counts, training = improved.get(row["variant"]) if row["num_pairs"] is None else None, row["training"]
-        spreads = (row["seeds"][part] for part in ("minority", "overall"))
-        minority, overall = ("–" if value is None else f"{100 * value:.1f}" for value in spreads)
-        table.append(
-            {
-                "variant": _variant(row),
-                **{
-                    heading: f"{counts[key]} of {counts['countries']}" if counts else ""
-                    for heading, key in counted.items()
-                },
-                "pairs of a country": f"{training['pairs']:.0f}",
-                "kept": f"{100 * training['kept']:.1f} %",
-                "steps": f"{training['steps']:.0f}",
-                "seeds": str(row["seeds"]["n"]),
-                "spread: minority": minority,
-                "spread: all pairs": overall,
-            }
-        )
+        line = {"variant": _variant(row)}
+        for heading, key in counted.items():
+            line[heading] = f"{counts[key]} of {counts['countries']}" if counts else ""
+        line |= {"pairs of a country": f"{training['pairs']:.0f}", "kept": f"{100 * training['kept']:.1f} %"}
+        line |= {"steps": f"{training['steps']:.0f}", "seeds": str(row["seeds"]["n"])}
+        for heading, part in (("spread: minority", "minority"), ("spread: all pairs", "overall")):
+            line[heading] = "–" if (value := row["seeds"][part]) is None else f"{100 * value:.1f}"
+        table.append(line)
     return DataFrame(table)
 
 
@@ -240,28 +239,6 @@ def _variant(row: dict[str, Any]) -> str:
 
 def _country(row: dict[str, Any]) -> str:
     return f"{culture_name(row['country'])} ({row['country']})"
-
-
-@styled
-def _gains_plot(rows: Sequence[dict[str, Any]]) -> Markup:
-    """Return the gains of one variant by country, in points with their intervals: minority and all pairs."""
-    plot, (axes,) = draw(1.2 + 0.32 * len(rows))
-    for number, row in enumerate(reversed(_by_gain(rows))):
-        for part, color, offset in (("minority", BLUE, 0.12), ("overall", GREY, -0.12)):
-            if row[part]["n"]:
-                gain, height = row[part]["gain"], number + offset
-                label = _PAIRS[part] if number == 0 else None
-                axes.plot(100 * gain["mean"], height, "o", color=color, label=label)
-                axes.plot(
-                    [100 * end for end in gain["ci95"] or [gain["mean"]]],
-                    [height] * len(gain["ci95"] or [0]),
-                    color=color,
-                )
-    axes.axvline(0, color=GREY, linestyle="--")
-    axes.set_yticks(range(len(rows)), [culture_name(row["country"]) for row in reversed(_by_gain(rows))])
-    axes.set_xlabel("gain over the global RM, points")
-    axes.legend(loc="lower right")
-    return svg(plot)
 
 
 @styled

@@ -19,7 +19,7 @@ from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
 from peft import LoraConfig
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForSequenceClassification
@@ -147,12 +147,8 @@ class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
         self.unshared_reason: str | None = None
         model = self.accelerator.unwrap_model(self.model)
         bare = model.get_base_model() if hasattr(model, "get_base_model") else model
-        if reason := packing.prepare_classifier(bare, self.processing_class) or self._dropout_reason():
+        if reason := packing.prepare_classifier(bare, self.processing_class) or packing.dropout_reason(self.model):
             self._stop_sharing(reason)
-
-    def _dropout_reason(self) -> str | None:
-        rates = {module.p for module in self.model.modules() if isinstance(module, nn.Dropout)}
-        return f"dropout ({max(rates)}) would be the same for both responses" if any(rates) else None
 
     def _stop_sharing(self, reason: str) -> None:
         self.unshared_reason = reason

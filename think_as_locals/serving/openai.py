@@ -12,10 +12,11 @@ import random
 import re
 import time
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from fastapi import FastAPI
+from openai.types.chat import ChatCompletion
 from pydantic import Field, PositiveInt, ValidationError
 from starlette.concurrency import run_in_threadpool
 
@@ -23,7 +24,7 @@ from think_as_locals.config.schema import Seed
 from think_as_locals.engines.engine import Messages, Sampling, sample_all
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.reward_model import combine
-from think_as_locals.serving.messages import JudgeItem, Message, Verdict, invalid
+from think_as_locals.serving.messages import JudgeItem, Message, invalid
 from think_as_locals.types import Item, Rollout, shown
 
 _ID = "item"  # of an item without one
@@ -83,68 +84,15 @@ class ChatRequest(Message):
     metadata: dict[str, str] | None = None
 
 
-class ChatAnswer(Message):
-    """An assistant's message; `judgement` is that of /judge, and null for a conversation that is no item."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-    judgement: Verdict | None
-
-
-class Choice(Message):
-    """The only choice."""
-
-    index: Literal[0] = 0
-    message: ChatAnswer
-    finish_reason: Literal["stop", "length"]
-    logprobs: None = None
-
-
-class Usage(Message):
-    """Counts of tokens, by the judge's tokenizer."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class ChatCompletion(Message):
-    """OpenAI's answer."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
-
-
-class Model(Message):
-    """The judge, as /v1/models lists it."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: Literal["think-as-locals"] = "think-as-locals"
-
-
-class Models(Message):
-    """The models of this server: one."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]
-
-
 def add_routes(app: FastAPI, judge: Judge, name: str) -> None:
     """Add the routes of a listwise judge, as a model with the given name."""
-    model = Model(id=name, created=int(time.time()))
+    model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "think-as-locals"}
 
     @app.get("/v1/models")
-    async def models() -> Models:
-        return Models(data=[model])
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", response_model_exclude_unset=True)
     async def complete(request: ChatRequest) -> ChatCompletion:
         if request.model != name:
             raise invalid(f"got {shown(request.model)}, expected {name!r}, the only model here", "model")
@@ -162,19 +110,18 @@ def add_routes(app: FastAPI, judge: Judge, name: str) -> None:
             rollout, verdict = await run_in_threadpool(_complete, judge, messages, sampling), None
         else:
             rollout, verdict = await run_in_threadpool(_judge, judge, item, sampling)
-        counts = rollout.prompt_tokens, len(rollout.token_ids)
-        return ChatCompletion(
-            id=f"chatcmpl-{uuid4().hex}",
-            created=int(time.time()),
-            model=name,
-            choices=[
-                Choice(
-                    message=ChatAnswer(content=rollout.text, judgement=verdict),
-                    finish_reason="stop" if rollout.finish_reason == "stop" else "length",
-                )
-            ],
-            usage=Usage(prompt_tokens=counts[0], completion_tokens=counts[1], total_tokens=sum(counts)),
-        )
+        written = {"role": "assistant", "content": rollout.text, "refusal": None, "judgement": verdict}
+        ended = "stop" if rollout.finish_reason == "stop" else "length"
+        prompt, completion = rollout.prompt_tokens, len(rollout.token_ids)
+        answer = {
+            "id": f"chatcmpl-{uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": name,
+            "choices": [{"index": 0, "message": written, "finish_reason": ended, "logprobs": None}],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
+        }
+        return ChatCompletion.model_validate(answer)
 
 
 def _item(messages: list[ChatMessage]) -> Item | None:
@@ -203,9 +150,9 @@ def _complete(judge: Judge, messages: Messages, sampling: Sampling) -> Rollout:
     return sample_all(judge.engine, [messages], sampling)[0]
 
 
-def _judge(judge: Judge, item: Item, sampling: Sampling) -> tuple[Rollout, Verdict]:
+def _judge(judge: Judge, item: Item, sampling: Sampling) -> tuple[Rollout, dict[str, Any]]:
     judge.engine.check_texts([item])
     (request,) = judge.requests(item)
     rollout = _complete(judge, judge.conversation(request), sampling)
     (scored,) = combine(judge, [(item, [{"text": rollout.text, "finish_reason": rollout.finish_reason}])])
-    return rollout, Verdict.model_validate(scored.record(), strict=False)
+    return rollout, scored.record()

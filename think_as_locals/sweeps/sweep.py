@@ -20,7 +20,14 @@ from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.runtime.files import write_text
 from think_as_locals.runtime.output import progress_console
 from think_as_locals.runtime.processes import STOP_SIGNALS, on_signals
-from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir, make_folder, resumable
+from think_as_locals.runtime.run_folder import (
+    RunFolder,
+    check_resumable,
+    lock_run_dir,
+    make_folder,
+    refuse_links,
+    resumable,
+)
 from think_as_locals.sweeps.grid import Job, make_jobs
 from think_as_locals.sweeps.runner import LOG, POLL_S, STATUS, STOP, STOPPED_STATUS, read_status
 from think_as_locals.sweeps.table import State, write_table
@@ -47,6 +54,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
         raise ConfigError(f"{folder} exists: choose another run.name, or continue it with run.resume=auto")
     if folder.exists() and not (folder / JOBS).is_dir():
         raise ConfigError(f"{folder} exists and is not the folder of a sweep: choose another run.name")
+    refuse_links(folder)
     make_folder(folder / JOBS)
     stop = folder / JOBS / STOP
 

@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, gather, gather_object, is_peft_model
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -38,20 +39,20 @@ from transformers.integrations import deepspeed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
+from think_as_locals.engines.transformers_engine import require_embeddings
 from think_as_locals.runtime.files import check_writable, explain, file_fault, flush, write_json, write_text
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.processes import STOP_SIGNALS, end_at_next, on_signals
 from think_as_locals.runtime.ranks import uses_deepspeed
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder, rewind
 from think_as_locals.training.logging import MetricsWriter, ShardsWriter
-from think_as_locals.types import ConfigError, RunStoppedError, ThinkAsLocalsError, TrainingError
+from think_as_locals.types import ConfigError, RunStoppedError, TrainingError
 
 _MANIFEST = "manifest.json"
 _UNFINISHED = "checkpoint-"  # transformers' name
 _NAME = "step-"
 _REPLACED = ".step-"
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-_MAX_REASON = 300  # characters of a library's message
 _FORWARDED_S = 1.0  # within which a launcher forwards to its workers what they got already
 
 _logger = logging.getLogger(__name__)
@@ -212,34 +213,23 @@ class CheckpointedTrainer(Trainer):
     def __init__(self, *, checkpoints: Checkpoints, **settings: Any) -> None:
         with reading_model(str(settings["model"])):
             super().__init__(**settings)
+        require_embeddings(str(settings["model"]), self.accelerator.unwrap_model(self.model), self.processing_class)
+        check_adapted_layers(self.model)
         self.checkpoints = checkpoints
         self.resumed_from: Path | None = None
-        self.is_restored = False  # from that checkpoint, except for the random state, which is restored last
         self.add_callback(_Restore(self))
         self.remove_callback(PrinterCallback)  # `LiveView` shows what it would print
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train from a committed checkpoint, or from the start; a TrainingError if the checkpoint cannot be loaded."""
+        """Train from a committed checkpoint, or from the start; a TrainingError if a file of it holds code."""
         self.resumed_from = checkpoint
-        if checkpoint is None:
-            self.train()
-            return
         try:
-            with pickles_as_data():
-                self.train(resume_from_checkpoint=str(checkpoint))
-        except (ThinkAsLocalsError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if isinstance(error, pickle.UnpicklingError):
-                fault = "a file of it holds code, or no tensors and numbers at all, and was not loaded"
-            elif not self.is_restored:
-                reason = " ".join(str(error).split())[:_MAX_REASON]
-                fault = f"cannot be loaded, though its files are as long as written ({type(error).__name__}: {reason})"
-            else:
-                raise
-            before = "run.resume=auto continues from the checkpoint before it, or starts this stage over"
+            with pickles_as_data() if checkpoint else nullcontext():
+                self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except pickle.UnpicklingError as error:
             raise TrainingError(
-                f"{checkpoint}: {fault}. Find out who wrote it; without this folder, {before}"
+                f"{checkpoint}: a file of it holds code, or no tensors at all, and was not loaded: find out who wrote "
+                "it; without this folder, run.resume=auto continues from the checkpoint before it, or starts over"
             ) from error
 
     def restore(self) -> None:
@@ -249,7 +239,6 @@ class CheckpointedTrainer(Trainer):
             values = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
             tensors = load_file(stem.with_suffix(".safetensors"))
             self.load_rank_state(values, {name: value.to(self.args.device) for name, value in tensors.items()})
-            self.is_restored = True
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
         """Return the state that only this rank has."""
@@ -296,6 +285,16 @@ class CheckpointedTrainer(Trainer):
         values, tensors = self.rank_state()
         save_file(tensors, stem.with_suffix(".safetensors"))
         write_text(stem.with_suffix(".json"), json.dumps(values))
+
+
+def check_adapted_layers(model: Any) -> None:
+    """Raise a ConfigError if LoRA adapts tied embeddings: merged, they change the LM head too, as training did not."""
+    tied = is_peft_model(model) and model.get_base_model().config.get_text_config().tie_word_embeddings
+    if tied and isinstance(model.get_base_model().get_input_embeddings(), BaseTunerLayer):
+        raise ConfigError(
+            "lora.target_modules: it adapts the embeddings, which are the LM head's as well: the saved model would be "
+            "another than the trained one; name other layers, such as all-linear"
+        )
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 from think_as_locals.engines import Chat, Messages
-from think_as_locals.engines.transformers_engine import padded
+from think_as_locals.engines.transformers_engine import evaluating, padded
 from think_as_locals.judging.formats import forced_verdict
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.types import LABELS
@@ -61,7 +61,7 @@ class CriteriaGainScorer:
         messages = {query.row: query.prompt for query in queries}
         prompts = dict(zip(messages, self._chat.encode(list(messages.values())), strict=True))
         scores: list[LogProbPair | None] = []
-        with self._model() as model, torch.no_grad():
+        with self._model() as model, evaluating(model), torch.no_grad():
             size = self._trainer.args.per_device_train_batch_size
             for start in range(0, len(queries), size):
                 scores += self._score_batch(model, queries[start : start + size], prompts)

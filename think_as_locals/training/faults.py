@@ -64,8 +64,9 @@ class RewardGuard:
     def check_failures(self, rows: list[dict[str, Any]], step: int) -> int:
         """Return how many rewards failed on all ranks; too many, or one that is not finite, are a TrainingError."""
         faults = [row["fault"] for row in rows if row["fault"] is not None]
-        rewards = [v for row in rows for name, v in row.items() if name.startswith("reward/") and v is not None]
-        infinite, too_many = not all(map(math.isfinite, rewards)), self._too_many()
+        rewards = [v for row in rows for name, v in row.items() if name.startswith("reward") and v is not None]
+        infinite = not bool(torch.tensor(rewards, dtype=torch.float32).isfinite().all())  # in TRL's type
+        too_many = sum(self.failed) > self._config.max_fault_share * self._config.fault_window
         # The first fault alone: later ones may be its consequences.
         ranks = gather_object([(len(faults), too_many, infinite, *faults[:1])])
         if infinite or too_many:
@@ -82,9 +83,6 @@ class RewardGuard:
                 "Fix the component, or raise reward.timeout_s if it is slow."
             )
         return sum(count for count, *_ in ranks)
-
-    def _too_many(self) -> bool:
-        return sum(self.failed) > self._config.max_fault_share * self._config.fault_window
 
 
 class ParseFailureGuard:

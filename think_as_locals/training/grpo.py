@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +19,6 @@ from datasets.table import InMemoryTable
 from peft import LoraConfig
 from rich.console import Console
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
-from transformers import GenerationConfig, Trainer, TrainingArguments, get_scheduler
 from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.models import unwrap_model_for_generation
@@ -31,7 +28,7 @@ from trl.trainer.utils import RepeatSampler
 from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.schema import GlobalRMSection, RunConfig, SftSection, TrlSection
 from think_as_locals.engines import Chat, Engine, Messages
-from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.engines.transformers_engine import TransformersEngine, neutral_generation
 from think_as_locals.engines.vllm_engine import VLLMEngine
 from think_as_locals.engines.vllm_server import ServerEngine
 from think_as_locals.judging import render, render_presented, shuffle_responses
@@ -46,7 +43,7 @@ from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedGeneration, rollout_arguments
 from think_as_locals.training.served_engine import ServedGeneration
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
-from think_as_locals.types import LABELS, TEST, ConfigError, Item
+from think_as_locals.types import LABELS, TEST, ConfigError, DataError, Item
 
 T = TypeVar("T")
 
@@ -152,7 +149,18 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
     def _generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **more: Any) -> Any:
         if self._ahead and self.model.training:
             return self._ahead.take(prompt_ids)
-        return super()._generate_single_turn(prompt_ids, *arguments, **more)
+        if self.use_vllm:
+            return super()._generate_single_turn(prompt_ids, *arguments, **more)
+        model = self.accelerator.unwrap_model(self.model)
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        longest = max(map(len, prompt_ids))
+        if positions is not None and longest + self.max_completion_length > positions:
+            raise DataError(
+                f"a prompt of {longest} tokens and grpo.max_completion_length={self.max_completion_length} exceed the "
+                f"model's {positions} positions: lower it, or leave longer prompts out with data.max_prompt_tokens"
+            )
+        with neutral_generation(model):
+            return super()._generate_single_turn(prompt_ids, *arguments, **more)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
         self._order = self.make_order(dataset)
@@ -384,7 +392,6 @@ def check_arguments(config: TrainingConfig, num_items: int, processes: int | Non
                 if processes is not None:
                     kind = type(kind.__name__, (kind,), {"world_size": processes})
                 arguments = kind(**trl_arguments(config, section, Path(config.run.dir)))  # it makes no folder
-                try_arguments(arguments)
                 if isinstance(arguments, GRPOConfig):
                     check_num_items(arguments, num_items)
             except Exception as error:  # any exception: libraries check their own settings
@@ -402,29 +409,4 @@ def check_num_items(arguments: GRPOConfig, num_items: int) -> None:
             f"{arguments.steps_per_generation}, which is gradient_accumulation_steps unless set, over num_generations "
             f"{arguments.num_generations}), expected at most the number of training items, {num_items:,}: lower one of "
             "them, or add data"
-        )
-
-
-def try_arguments(arguments: TrainingArguments) -> None:
-    """Construct what a trainer constructs only once its model is loaded: optimizer, schedule, data loader, sampling."""
-    arguments.get_process_log_level()
-    workers = {name: getattr(arguments, f"dataloader_{name}") for name in ("num_workers", "prefetch_factor")}
-    DataLoader(TensorDataset(torch.zeros(1)), persistent_workers=arguments.dataloader_persistent_workers, **workers)
-    if arguments.use_liger_kernel and not find_spec("liger_kernel"):
-        raise ModuleNotFoundError("use_liger_kernel: the package liger-kernel is not installed")
-    if getattr(arguments, "activation_offloading", False) and not torch.cuda.is_available():
-        raise ValueError("activation_offloading: needs a GPU")
-    if isinstance(arguments, GRPOConfig):
-        known = vars(GenerationConfig(cache_implementation=arguments.cache_implementation))
-        if not arguments.use_vllm and (unknown := set(arguments.generation_kwargs or {}).difference(known)):
-            raise ValueError(f"generation_kwargs: transformers has no {', '.join(sorted(unknown))}")
-    if not arguments.optim_target_modules:  # which name layers of the model
-        parameters = [torch.nn.Parameter(torch.zeros(1))]
-        kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
-        get_scheduler(
-            arguments.lr_scheduler_type,
-            optimizer=kind(parameters, **settings),
-            num_warmup_steps=0,
-            num_training_steps=1,
-            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
         )

@@ -98,15 +98,13 @@ class Rewards:
         ]
         scored = list(zip(judgements, items, evidences, strict=True))
         own = self.guard.attempt(self.own, scored) if self.own else [{} for _ in scored]
-        breakdowns = [
-            None if isinstance(given, str) else self._breakdown(given, *rollout)
-            for given, rollout in zip(own, scored, strict=True)
-        ]
-        faults = [given if isinstance(given, str) else None for given in own]
-        columns = zip(items, rollouts, judgements, breakdowns, faults, strict=True)
+        breakdowns = list[RewardBreakdown | None]()
+        for given, rollout in zip(own, scored, strict=True):
+            parts = {name: float(component(*rollout)) for name, component in self.components.items()}
+            known = None if isinstance(given, str) else {name: {**parts, **given}[name] for name in self.weights}
+            breakdowns.append(RewardBreakdown(known) if known is not None else None)
+        columns = zip(examples, rollouts, judgements, breakdowns, own, strict=True)
         table = [self._row(step + 1, *row) for row in columns]
-        for example, row, (_, right) in zip(examples, table, verdicts, strict=True):
-            row |= {"source": example["source"], "correct": right, "prompt": example["prompt"][-1]["content"]}
         self._rows += table
         log("parse_failure", sum(verdict is None for verdict, _ in verdicts) / len(verdicts))
         log("correct", sum(right for _, right in verdicts) / len(verdicts))
@@ -124,12 +122,6 @@ class Rewards:
         """Return the scored completions since the last call, as rows of a table."""
         rows, self._rows = self._rows, []
         return rows
-
-    def _breakdown(
-        self, own: Mapping[str, float], judgement: Judgement, item: Item, evidence: Evidence
-    ) -> RewardBreakdown:
-        parts = {name: float(component(judgement, item, evidence)) for name, component in self.components.items()}
-        return RewardBreakdown({name: {**parts, **own}[name] for name in self.weights})
 
     def _partners(self, right: list[bool], count: int) -> list[bool | None]:
         """Return whether each rollout's partner in the other order is right; a group may be split over two ranks."""
@@ -157,18 +149,14 @@ class Rewards:
         log: Callable[[str, float], None],
     ) -> None:
         """Log the share of the positive weighted rewards that goes to rollouts that judge nothing."""
-        earned = [
-            (sum(max(0.0, weight * breakdown.parts[name]) for name, weight in self.weights.items()), judgement, item)
-            for breakdown, judgement, item in zip(breakdowns, judgements, items, strict=True)
-            if breakdown
-        ]
-        shares = [
-            (amount, amount > 0 and is_degenerate(judgement, item.responses)) for amount, judgement, item in earned
-        ]
-        all_shares: list[tuple[float, bool]] = gather_object(shares)
-        total = sum(amount for amount, _ in all_shares)
-        degenerate = sum(amount for amount, judges_nothing in all_shares if judges_nothing)
-        log("degenerate_reward_share", degenerate / total if total else 0.0)
+        earned = degenerate = 0.0
+        for breakdown, judgement, item in zip(breakdowns, judgements, items, strict=True):
+            parts = breakdown.parts if breakdown else dict.fromkeys(self.weights, 0.0)
+            amount = sum(max(0.0, weight * parts[name]) for name, weight in self.weights.items())
+            earned += amount
+            degenerate += amount if amount and is_degenerate(judgement, item.responses) else 0.0
+        totals = [sum(of_ranks) for of_ranks in zip(*gather_object([(degenerate, earned)]), strict=True)]
+        log("degenerate_reward_share", totals[0] / totals[1] if totals[1] else 0.0)
 
     def _log_sources(self, table: list[dict[str, Any]], log: Callable[[str, float], None]) -> None:
         """Log by source, if there are several, the share of rollouts, the share that is right and the mean reward."""
@@ -188,12 +176,13 @@ class Rewards:
     def _row(
         self,
         step: int,
-        item: Item,
+        example: Example,
         rollout: Rollout,
         judgement: Judgement,
         breakdown: RewardBreakdown | None,
-        fault: str | None,
+        own: Mapping[str, float] | str,
     ) -> dict[str, Any]:
+        item = example["presented"]
         criteria = judgement.rubric.criteria if judgement.rubric else ()
         parts = breakdown.parts if breakdown else {}
         return {
@@ -203,11 +192,14 @@ class Rewards:
             "domain": item.domain,
             "best_label": LABELS[item.best],
             "label": judgement.label,
+            "prompt": example["prompt"][-1]["content"],
             "rubric": [f"{c.weight} | {c.name} | {c.description}" for c in criteria],
             "completion": rollout.text,
             "finish_reason": rollout.finish_reason,
             "issues": list(judgement.issues),
-            "fault": fault,
+            "fault": own if isinstance(own, str) else None,
             **{f"reward/{name}": parts.get(name) for name in self.weights},
             "reward": breakdown.total(self.weights) if breakdown else None,
+            "source": example["source"],
+            "correct": judgement.verdict == item.best,
         }

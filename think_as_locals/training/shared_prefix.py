@@ -13,7 +13,7 @@ On policy, the old log-probabilities by which TRL corrects for vLLM's are those 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -63,6 +63,8 @@ class SharedPrefixTrainer(GRPOTrainer):
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
         if float32_head and type(head := bare[0].get_output_embeddings()) is nn.Linear:
             head.forward = partial(linear_in_float32, head)  # type: ignore[method-assign]
+        for model in bare:
+            packing.pass_positions(model)
         self.unshared_reason: str | None = None
         if reasons := [reason for model in bare if (reason := _unsupported_reason(model, self))]:
             self._stop_sharing(reasons[0])
@@ -164,21 +166,30 @@ class SharedPrefixTrainer(GRPOTrainer):
             logps, entropies, aux_loss = trls(model, input_ids, attention_mask, logits_to_keep, *options, **images)
             computed = None
         else:
-            size = batch_size or len(input_ids)
-            chunks = [
-                self._packed_log_probs(model, input_ids[i : i + size], attention_mask[i : i + size], logits_to_keep)
-                for i in range(0, len(input_ids), size)
-            ]
+            size, wanted, others = batch_size or len(input_ids), self._gradient_rows or [True] * len(input_ids), None
+            if compute_entropy and self._gradient_rows and (self.accelerator.num_processes > 1 or not all(wanted)):
+                with torch.no_grad():  # for the logged entropy alone, which is that of all rollouts
+                    rest = [not row for row in wanted]
+                    _, others = self._packed_log_probs(model, input_ids, attention_mask, logits_to_keep, rest)
+            chunks = []
+            for part in (slice(i, i + size) for i in range(0, len(input_ids), size)):
+                rows = (input_ids[part], attention_mask[part], logits_to_keep)
+                chunks.append(self._packed_log_probs(model, *rows, wanted[part]))
             logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+            entropies = entropies if others is None else entropies.detach() + others
             entropies, aux_loss, computed = entropies if compute_entropy else None, None, self._gradient_rows
         if self._inputs is not None and "importance_sampling_ratio" not in self._inputs and self._can_defer():
             self._apply_correction(self._inputs, logps, computed)
         return logps, entropies, aux_loss
 
-    def _packed_log_probs(self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies (B, C) of B x (P+C) tokens, from one pass of one packed row."""
+    def _packed_log_probs(
+        self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int, wanted: Sequence[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies (B, C) of the wanted ones of B x (P+C) tokens, 0 of others.
+
+        They are from one pass of one packed row.
+        """
         seen = mask.bool()
-        wanted = self._gradient_rows or [True] * len(ids)
         prompts = [row[real] for row, real in zip(ids[:, :-num_labels], seen[:, :-num_labels], strict=True)]
         completions = [
             row[real] if want else row[:0]
@@ -193,20 +204,16 @@ class SharedPrefixTrainer(GRPOTrainer):
             values, entropy = packing.log_probs(model, packed)
         shape = (len(ids), num_labels)
         if idle:
-            unknown = 0.0 if self._gradient_rows is None else torch.nan
-            return 0 * values.expand(shape), values.new_full(shape, unknown)
+            return 0 * values.expand(shape), values.new_zeros(shape)
         at = (packed.rows, packed.columns)
         logps = values.new_zeros(shape).index_put(at, values)
         if entropy is None:
             return logps, torch.zeros_like(logps)
-        # TRL logs the mean entropy: rows without a pass take that of the others; NaN, above, is left out of its log.
-        return logps, entropy.mean().detach().expand(shape).index_put(at, entropy)
+        return logps, torch.zeros_like(logps).index_put(at, entropy)
 
     def _check(self, model: nn.Module, rows: tuple[Tensor, Tensor, int], separate: Callable[[], Tensor]) -> None:
         """Compare the first group with TRL's own path, on all ranks; stop sharing if that is less exact."""
-        gradient_rows, self._gradient_rows = self._gradient_rows, None
-        got, _ = self._packed_log_probs(model, *rows)
-        self._gradient_rows = gradient_rows
+        got, _ = self._packed_log_probs(model, *rows, [True] * len(rows[0]))
         _, mask, num_labels = rows
         scored, expected = mask[:, -num_labels:].bool(), separate()
         full_precision = self.accelerator.mixed_precision == "no"
@@ -308,6 +315,8 @@ def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | N
     if trainer._is_vlm:
         return "the model reads images"
     if reason := packing.unsupported_reason(model):
+        return reason
+    if reason := packing.dropout_reason(trainer.model):
         return reason
     if trainer.aux_loss_enabled:
         return "the router's auxiliary loss counts padding; set grpo.router_aux_loss_coef=0"
