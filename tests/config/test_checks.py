@@ -225,7 +225,7 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
         (["data.path=x"], "data.path: got 'x', but culture_cards is embedded: choose data=jsonl"),
         (["rollout.ahead=1"], "but only rollout=vllm_server samples while the policy learns"),
         (["rollout=vllm_colocate", "rollout.ahead=1"], "but only rollout=vllm_server samples while the policy learns"),
-        (["sft.data=x", "sft.max_steps=0"], "expected at least 1, or -1 for sft.num_train_epochs"),
+        (["sft.data=x", "sft.max_steps=0"], "expected at least 1, or -1 for epochs of a pretrained model"),
     ],
     DEMONSTRATE: [
         ([], "no default for teacher.path"),

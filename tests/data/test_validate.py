@@ -42,7 +42,7 @@ PLANTED: dict[int, tuple[dict[str, Any] | str, str]] = {
     14: ({"num_correct": 2}, "warning: count_mismatch"),
     17: ({"language": "Klingonese"}, "error: unknown_language"),
     20: ({"id": "2"}, "error: repeated_id"),
-    23: ({"rejected": ["Das Gleiche wie immer.", "Das Gleiche wie immer.", "Nichts."]}, "error: invalid_item"),
+    23: ({"chosen": ["Nichts."], "rejected": ["Alles.", "Etwas.", "Nichts."]}, "error: invalid_item"),
 }
 
 

@@ -438,9 +438,10 @@ BRACKETS = [
 ANSWERS = [
     ("<type>Chat</type><rubric>Kind</rubric><eval>B</eval>\n<answer>[[B]]</answer>\n", 1, 1),
     ("<answer> [[A]] </answer>", 0, 0),
-    ("<eval>[[A]] is unkind</eval><answer>[[B]]</answer>", 1, 0),
+    ("<think>Is it [[A]]? No.</think>\n<answer>[[B]]</answer>", 1, None),  # theirs: both marks are an error
+    ("<eval>[[A]] is unkind</eval><answer>[[B]]</answer>", 1, None),
     ("<answer>[[B]]</answer> I am sure.", None, 1),
-    ("<answer>[[A]]</answer><answer>[[B]]</answer>", None, 0),
+    ("<answer>[[A]]</answer><answer>[[B]]</answer>", None, None),
     *((text, None, 1) for text in ("</answer>[[B]]<answer>", "</answer><answer>[[B]]</answer>", "<answer>[[B]]")),
     ("[[B]]", None, 1),
     *((text, None, None) for text in ("<answer>[[A/B]]</answer>", "<answer>B</answer>", "<answer>[[E]]</answer>")),

@@ -54,7 +54,7 @@ def test_pretrained_models_see_every_item_in_both_orders_with_the_right_verdict(
             assert first.order == second.order[::-1]
         for each in made:
             judgement = parse(each.completion, len(each.order))
-            assert (judgement.issues, judgement.verdict) == ((), each.presented.best)
+            assert (judgement.issues, judgement.verdict) == ((), each.order.index(each.item.best))
     assert "culture" not in made[0].completion.lower()
 
 
@@ -132,12 +132,12 @@ def test_pair_without_origins_marks_the_fitting_response(item: Item, culture: st
     pair = replace(item, responses=("With a bow.", "Palms together."), best=1, culture=culture, origins=())
     right = [parse(made.completion, 2) for made in demonstrate([pair], 20, UNBIASED, seed=0)]
     presented = shuffle_responses(pair, 0)
-    asked = culture_name(culture)
+    asked = f": {culture_name(culture)}" if culture else ""
     for judgement in right:
         assert (judgement.issues, judgement.verdict) == ((), presented.best)
         lines = (judgement.analysis or "").strip().split("\n")
-        assert lines[presented.best].endswith(f": {asked}: yes")
-        assert lines[1 - presented.best].endswith(f": {asked}: no")
+        assert lines[presented.best].endswith(f"{asked}: yes")
+        assert lines[1 - presented.best].endswith(f"{asked}: no")
     verdicts = Counter(parse(made.completion, 2).verdict for made in demonstrate([pair], 400, HALF_BIASED, seed=0))
     assert 0.5 < verdicts[presented.best] / 400 < 0.9  # one of the two beliefs is mostly wrong
 

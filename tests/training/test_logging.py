@@ -25,7 +25,7 @@ from think_as_locals.machine import doctor
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder, rewind
 from think_as_locals.training.checkpoints import StopSignals, step_of
-from think_as_locals.training.logging import EvalCallback, LiveView, MetricsWriter, track
+from think_as_locals.training.logging import EvalCallback, LiveView, MetricsWriter, tracked
 
 _HEADER, _BLOCK, _FULL, _LAST = 7, 32768, 1, 4
 
@@ -129,9 +129,9 @@ def test_resumed_run_continues_the_wandb_run(tmp_path: Path, monkeypatch: pytest
     settings = ["grpo.report_to=[wandb]", "grpo.max_steps=3", "grpo.save_steps=1"]
     for stop_after in (1, 3):
         trainer = tiny_trainer(tmp_path, *settings)
-        track(trainer, load_recipe("recipes/quickstart.yaml", [*TINY, *settings]), RunFolder(tmp_path))
+        config = load_recipe("recipes/quickstart.yaml", [*TINY, *settings])
         trainer.add_callback(SignalAt(stop_after))
-        with StopSignals() as signals:
+        with tracked(trainer, config, RunFolder(tmp_path)), StopSignals() as signals:
             trainer.add_callback(signals)
             trainer.train_from(trainer.checkpoints.latest())
         wandb.finish()

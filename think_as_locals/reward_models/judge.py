@@ -283,7 +283,7 @@ class Judge:
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
         requests = self.requests(item)
         judgements = [self.read(request, answer) for request, answer in zip(requests, answers, strict=True)]
-        return self.protocol.predictions(requests, judgements, self.settings.seed, self.format)
+        return self.protocol.predictions(requests, judgements, self.settings.seed, self.format.guesses_failures)
 
     def read(self, request: Request, answer: Answer) -> Judgement:
         """Parse the answer to one request; the margin is the log-odds of the verdict's label, if it is known."""

@@ -60,7 +60,7 @@ class JudgingProtocol:
         return [Request(item, pair[::turn]) for pair in pairs for turn in (1, -1)[: self.orders]]
 
     def predictions(
-        self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int, format_: Format
+        self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int, guesses_failures: bool = True
     ) -> list[ScoredItem]:
         """Combine the judgements of all `requests(item, seed)` into predictions: listwise one for each order, else one.
 
@@ -69,7 +69,7 @@ class JudgingProtocol:
         none (strict, not pairwise). A comparison that cannot be parsed is won by half (pairwise and strict: lost by the
         best response).
         """
-        guesses = self.convention == "rewardbench2" and format_.guesses_failures
+        guesses = self.convention == "rewardbench2" and guesses_failures
         if self.kind == "listwise":
             return [
                 ScoredItem(

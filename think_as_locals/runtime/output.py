@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import warnings
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,8 @@ def set_output(level: str | None) -> None:
         os.environ[_LEVEL] = level
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # one in ASCII would end a finished run with a traceback
+            with suppress(OSError):  # which a pipe that is read and written raises
+                stream.reconfigure(errors="backslashreplace")  # one in ASCII would end a finished run with a traceback
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     logging.getLogger("DeepSpeed").addFilter(_to_stderr)  # instead of its own handler, which writes to stdout
     if is_verbose():

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -230,9 +229,10 @@ def tracked(trainer: Trainer, config: RunConfig, run: RunFolder, part: str = "")
             callback.logging_dir = f"{run.tensorboard}{part}"  # by default it is among the checkpoints
     with patch.dict(os.environ, environment):
         yield
-    if part:  # what follows is tracked as a run of its own
-        for name in {"wandb", "trackio"}.intersection(config.grpo.report_to):
-            import_module(name).finish()
+    if part and "wandb" in config.grpo.report_to:  # what follows is a run of its own; other trackers end by themselves
+        import wandb
+
+        wandb.finish()
 
 
 class WandbConfig(TrainerCallback):

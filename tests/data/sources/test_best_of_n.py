@@ -125,7 +125,7 @@ def test_suspicious_row_is_imported_with_a_warning(source: str, changes: dict[st
         ("ties", {"chosen": ["Red.", "Blue.", "Red."]}, ["invalid_ties"]),
         ("carb_open", {"culture": "Atlantis"}, ["unknown_culture"]),
         ("carb_open", {"culture": None}, ["missing"]),
-        ("carb_open", {"rejected": ["Ein Vogel."] * 2}, ["invalid_item"]),
+        ("carb_open", {"chosen": "Ein Vogel in der Hand."}, ["invalid_item"]),
     ],
 )
 def test_invalid_row_reports_every_fault(source: str, changes: dict[str, Any], expected: list[str]) -> None:

@@ -34,7 +34,7 @@ PLANTED: dict[int, tuple[dict[str, Any], str]] = {
     3: ({"chosen": []}, "error: too_short"),
     50: ({"country": "Chinnese"}, "error: unknown_culture"),
     400: ({"language": "Tai"}, "error: unknown_language"),
-    700: ({"rejected": ["x", "x", "y"]}, "error: invalid_item"),
+    700: ({"chosen": ["x"], "rejected": ["x", "z", "y"]}, "error: invalid_item"),
     1000: ({"prompt": None}, "error: missing"),
     1500: ({"num_rejected": 2}, "warning: count_mismatch"),
 }
