@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 from accelerate import PartialState
@@ -20,13 +21,14 @@ from think_as_locals.data.load import EvalSet, TrainingData, describe_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.journal import Advance, query_with_journal
 from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.evaluation.report import FROM_SCRATCH, is_randomly_initialised, next_steps, write_report
 from think_as_locals.judging import render, render_presented
 from think_as_locals.machine.memory import describe
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
-from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long
+from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long, combine
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.model_files import reading_model
@@ -44,11 +46,12 @@ from think_as_locals.training.grpo import (
     share_of_rank,
     train_grpo,
 )
-from think_as_locals.training.logging import LiveView, tracked
+from think_as_locals.training.logging import EvaluationStopped, EvaluationView, LiveView, tracked
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind, cut
 
 _TOKENIZER_DEMONSTRATIONS = 4000
 _EXAMPLES = 3
+_JUDGED_AT_ONCE = 1024  # by vLLM, between two looks at signals
 _MORE_BYTES = 500  # at most, that a chat template and the names of culture and language add to a prompt
 
 
@@ -168,7 +171,7 @@ def grpo(
     best_step = partial(carb.best_step, folder)
     checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, best_step, finish)
     trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
-    evaluate = partial(evaluate_policy, config, trainer, data.sets, hashes, folder, console)
+    evaluate = partial(evaluate_policy, config, trainer, data.sets, hashes, folder, console, signals)
     train_grpo(trainer, config, folder, signals, console, evaluate)
     save_model(trainer, model, config.model, folder, AutoModelForCausalLM, finish)
 
@@ -250,10 +253,28 @@ def evaluate_policy(
     hashes: frozenset[str],
     folder: RunFolder,
     console: Console,
+    signals: StopSignals,
     step: int,
-) -> dict[str, float]:
-    """Evaluate the policy on all sets: all ranks judge items, the main one writes the files and returns metrics."""
-    judged = judge_sets(config, trainer, sets)
+) -> dict[str, float] | None:
+    """Evaluate the policy on all sets: all ranks judge items, the main one writes the files and returns metrics.
+
+    `None` if a signal stopped it, which a run of several processes heeds only afterwards.
+    """
+    view = EvaluationView(console, step)
+
+    def advance(more: int, total: int) -> None:
+        view.advance(more, total)
+        if signals.received and PartialState().num_processes == 1:
+            raise EvaluationStopped
+
+    journal = folder.journal(f"step-{step}.{PartialState().process_index}")
+    if PartialState().num_processes > 1:  # ranks that sample together must ask alike: each begins anew
+        for path in journal.parent.glob(f"{journal.stem}-*"):
+            path.unlink()
+    try:
+        judged = judge_sets(config, trainer, sets, journal, advance)
+    except EvaluationStopped:
+        return None
     scored = {
         name: list(
             apply_too_long((s for i in each.items for s in judged[each.protocol, each.orders, i]), config.eval.too_long)
@@ -278,6 +299,8 @@ def evaluate_policy(
             training=hashes,
         )
         metrics |= carb.metrics(name, summary)
+    for path in folder.journal("*").parent.glob(f"step-{step}.*"):  # of all ranks: the tables have these judgements
+        path.unlink()
     write_report(folder.path)
     if step == 0:
         warn_of_parse_failures(config, scored[TEST], console)
@@ -296,17 +319,27 @@ def warn_of_parse_failures(config: RunConfig, scored: Sequence[ScoredItem], cons
 
 
 def judge_sets(
-    config: RunConfig, trainer: JudgeTrainer, sets: Mapping[str, EvalSet]
+    config: RunConfig, trainer: JudgeTrainer, sets: Mapping[str, EvalSet], journal: Path, advance: Advance
 ) -> dict[tuple[ProtocolKind, int, Item], list[ScoredItem]]:
-    """Return the policy's judgements by protocol, orders and item; an item of several sets is judged once."""
+    """Return the policy's judgements by protocol, orders and item; an item of several sets is judged once.
+
+    The answers of this rank go to a journal, from which an evaluation that was stopped or killed continues.
+    """
     queries = dict.fromkeys((each.protocol, each.orders, item) for each in sets.values() for item in each.items)
     mine = grouped(share_of_rank(trainer, list(queries)), lambda each: each[:2])
     found: list[tuple[tuple[ProtocolKind, int, Item], ScoredItem]] = []
+    size = config.eval.batch_size if config.rollout.backend == "transformers" else _JUDGED_AT_ONCE
     with policy_engine(trainer, config.eval.batch_size) as engine:
         for (kind, orders), of_protocol in mine.items():
             protocol = JudgingProtocol(kind=kind, orders=orders, convention="strict")
-            judge = Judge(engine=engine, settings=settings_of(config), protocol=protocol)
-            judged = judge.predict([item for *_, item in of_protocol], allow_long=True)
+            judge = Judge(engine=engine, settings=settings_of(config), protocol=protocol, chunk_size=size)
+            items = [item for *_, item in of_protocol]
+            requests = [judge.requests(item) for item in items]
+            every = list(chain.from_iterable(requests))
+            path = journal.with_stem(f"{journal.stem}-{kind}-{orders}")
+            in_order = iter(query_with_journal(judge, path, judge.identity, every, advance, too_long="wrong"))
+            answers = [list(islice(in_order, len(of_item))) for of_item in requests]
+            judged = combine(judge, zip(items, answers, strict=True))
             found += [((kind, orders, scored.item), scored) for scored in judged]
     by_key = grouped(gather_shares(trainer, found), lambda each: each[0])
     return {key: [scored for _, scored in each] for key, each in by_key.items()}

@@ -11,7 +11,7 @@ from items import RUBRIC
 from loopback import Answer, Received, answering, completion
 
 from think_as_locals.engines import Messages, Sampling
-from think_as_locals.engines.engine import Deliver
+from think_as_locals.engines.engine import Deliver, by_prefix
 from think_as_locals.judging import write
 from think_as_locals.types import LABELS, Item, Rollout
 
@@ -58,6 +58,9 @@ class Scripted:
     def asked(self) -> list[Messages]:
         """All conversations, in the order of the calls."""
         return [messages for call in self.calls for messages in call]
+
+    def sort_key(self, messages: Messages) -> str:
+        return by_prefix(messages)
 
     def check_texts(self, items: Iterable[Item]) -> None:
         pass

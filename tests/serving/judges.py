@@ -11,7 +11,7 @@ from reward_models.scripted import Picks, judged, longest, shown_in
 
 from think_as_locals.config.model_schema import ServeConfig
 from think_as_locals.engines import Messages, Sampling
-from think_as_locals.engines.engine import Deliver
+from think_as_locals.engines.engine import Deliver, by_prefix
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.serving.server import load_server
 from think_as_locals.types import Item, Rollout
@@ -37,6 +37,9 @@ class Longest:
     def __post_init__(self) -> None:
         if not self.held:
             self.go_on.set()
+
+    def sort_key(self, messages: Messages) -> str:
+        return by_prefix(messages)
 
     def check_texts(self, items: Iterable[Item]) -> None:
         pass

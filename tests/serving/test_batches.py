@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from think_as_locals.engines import Messages, Sampling, sample_all
-from think_as_locals.engines.engine import Deliver
+from think_as_locals.engines.engine import Deliver, by_prefix
 from think_as_locals.serving.batches import Batches
 from think_as_locals.types import DataError, Item, Rollout
 
@@ -23,6 +23,9 @@ class Echo:
     special_tokens = ("<|end|>",)
     calls: list[list[str]] = field(default_factory=list)
     go_on: threading.Event = field(default_factory=threading.Event)
+
+    def sort_key(self, messages: Messages) -> str:
+        return by_prefix(messages)
 
     def check_texts(self, items: Iterable[Item]) -> None:
         pass

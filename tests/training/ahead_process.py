@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from accelerate import PartialState
@@ -49,7 +50,9 @@ def judged(trainer: JudgeTrainer) -> list[list[str]]:
         kind: EvalSet(items=items, dataset="cards", split="all", protocol=kind, orders=1)
         for kind, items in {"listwise": (item, long), "pairwise": (item,)}.items()
     }
-    return [[one.judgement.completion for one in found] for found in judge_sets(config, trainer, sets).values()]
+    with TemporaryDirectory() as folder:
+        judged = judge_sets(config, trainer, sets, Path(folder) / "step-0.jsonl", lambda *_: None)
+    return [[one.judgement.completion for one in found] for found in judged.values()]
 
 
 def no_prompt(rows: list[int]) -> NoReturn:

@@ -24,6 +24,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from items import make_item
+from reward_models.scripted import Scripted
 from training.small_grpo import Code, chance, ends_with, figures, settings, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
@@ -38,7 +39,6 @@ from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import ShardsWriter
 from think_as_locals.training.rollouts import ColocatedGeneration
-from think_as_locals.types import Item
 
 GLOBAL_BATCH = 8
 SLOW_SERVER = ["rollout=vllm_server", "rollout.timeout_s=4000.0"]
@@ -203,7 +203,7 @@ def check_poisoned_checkpoint(folder: Path, overrides: list[str]) -> dict[str, A
     return {**found, "marker": (folder / "marker").exists()}
 
 
-def tensor_parallel() -> dict[str, Any]:
+def tensor_parallel(folder: Path) -> dict[str, Any]:
     """What both ranks of one engine are given to judge in an evaluation, and how often each item is judged."""
     items = tuple(make_item(id=f"item-{number}") for number in range(5))
     config = load_recipe("recipes/quickstart.yaml", [])
@@ -216,19 +216,14 @@ def tensor_parallel() -> dict[str, Any]:
         model=model,
         chat=Chat(None),
     )
-    given: list[str] = []
-
-    def predict(asked: list[Item], **_: Any) -> list[Any]:
-        given.extend(item.id for item in asked)
-        return [SimpleNamespace(item=item) for item in asked]
-
+    engine = Scripted()
     sets = {"test": EvalSet(items=items, dataset="mine", split="test", protocol="listwise", orders=1)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "policy_engine", lambda *_: nullcontext())
-        patch.setattr(train, "Judge", lambda **_: SimpleNamespace(predict=predict))
-        judged = train.judge_sets(config, trainer, sets)
+        patch.setattr(train, "policy_engine", lambda *_: nullcontext(engine))
+        journal = folder / f"step-0.{PartialState().process_index}.jsonl"
+        judged = train.judge_sets(config, trainer, sets, journal, lambda *_: None)
     counts = {item.id: len(scored) for (_, _, item), scored in judged.items()}
-    return {"given": gather_object([given]), "counts": counts}
+    return {"given": gather_object([engine.asked]), "counts": counts}
 
 
 def main(folder: Path) -> None:
@@ -261,7 +256,7 @@ def main(folder: Path) -> None:
             found[case]["poisoned"] = poisoned(folder)
         print(case, found[case], flush=True)
     timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-    found["tensor parallel"] = tensor_parallel()
+    found["tensor parallel"] = tensor_parallel(folder)
     found["ranks wait"] = gather_object([timeout.total_seconds()])
     if PartialState().is_main_process:
         (folder / "results.json").write_text(json.dumps(found))

@@ -26,6 +26,7 @@ from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder, rewind
 from think_as_locals.training.checkpoints import StopSignals, step_of
 from think_as_locals.training.logging import EvalCallback, LiveView, MetricsWriter, tracked
+from think_as_locals.types import RunStoppedError
 
 _HEADER, _BLOCK, _FULL, _LAST = 7, 32768, 1, 4
 
@@ -153,13 +154,19 @@ class SignalAt(TrainerCallback):
             os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def trained(folder: Path, signal_at: int | None = None) -> list[int]:
-    """Train four steps, or to the end of the one with the signal; return the steps at which CARB was evaluated."""
+def trained(folder: Path, signal_at: int | None = None, stopped_at: int | None = None) -> list[int]:
+    """Train four steps, or to the end of the one with the signal; return the steps at which CARB was evaluated.
+
+    The signal may also come during the evaluation at a step.
+    """
     settings = ["grpo.max_steps=4", "grpo.save_steps=100", "grpo.logging_steps=4"]
     trainer = tiny_trainer(folder, *settings, correctness=chance)
     evaluated: list[int] = []
 
-    def evaluate(step: int) -> dict[str, float]:
+    def evaluate(step: int) -> dict[str, float] | None:
+        if step == stopped_at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return None
         evaluated.append(step)
         (folder / "carb").mkdir(exist_ok=True)
         (folder / "carb" / f"step-{step}.json").touch()
@@ -168,11 +175,13 @@ def trained(folder: Path, signal_at: int | None = None) -> list[int]:
     checkpoint = trainer.checkpoints.latest()
     rewind(RunFolder(folder), "grpo", step_of(checkpoint) if checkpoint else 0)
     with StopSignals() as signals:
-        carb = EvalCallback(trainer, evaluate, partial(RunFolder(folder).evaluation, "test"), every_steps=2)
+        carb = EvalCallback(
+            trainer, evaluate, partial(RunFolder(folder).evaluation, "test"), 2, partial(signals.stop, "tiny")
+        )
         for callback in (signals, SignalAt(signal_at), carb, MetricsWriter(folder / "metrics.jsonl", "grpo")):
             trainer.add_callback(callback)
         trainer.train_from(checkpoint)
-        assert signals.stopped == (signal_at is not None)
+        assert signals.stopped == (signal_at is not None or bool(stopped_at))
     return evaluated
 
 
@@ -199,6 +208,18 @@ def test_evaluation_missed_by_a_stop_is_logged_once_after_resume(tmp_path: Path)
     shutil.rmtree(folder / "checkpoints" / "step-3")  # as if killed right after what was made up for
     assert trained(folder) == [4]
     assert logged(folder, "eval/test/accuracy") == [(0, 0.0), (2, 0.2), (4, 0.4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_evaluation_stopped_by_a_signal_is_made_up_for(tmp_path: Path, step: int) -> None:
+    if step:
+        assert trained(tmp_path, stopped_at=step) == list(range(0, step, 2))
+    else:
+        with pytest.raises(RunStoppedError, match=r"tiny was asked to stop"):
+            trained(tmp_path, stopped_at=0)
+    assert trained(tmp_path) == list(range(step, 5, 2))
+    assert logged(tmp_path, "eval/test/accuracy") == [(0, 0.0), (2, 0.2), (4, 0.4)]
 
 
 LOGS = {

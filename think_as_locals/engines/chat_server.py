@@ -16,7 +16,7 @@ from anyio.from_thread import start_blocking_portal
 from pydantic import TypeAdapter, ValidationError
 
 from think_as_locals.config.schema import Url
-from think_as_locals.engines.engine import Deliver, Messages, Sampling
+from think_as_locals.engines.engine import Deliver, Messages, Sampling, by_prefix
 from think_as_locals.judging import CHAT_TOKENS
 from think_as_locals.types import LABELS, Item, Rollout, ServerError, TooLongError, is_stop
 
@@ -67,6 +67,9 @@ class ChatServer:
         except ValidationError:  # it may hold a key
             raise ServerError("url: expected http[s]://HOST[:PORT][/PATH] without user or key") from None
         self._key()
+
+    def sort_key(self, messages: Messages) -> str:
+        return by_prefix(messages)
 
     def check_texts(self, items: Iterable[Item]) -> None:
         """Do nothing: the server's tokenizer is not known."""

@@ -54,6 +54,9 @@ class Engine(Protocol):
     def check_texts(self, items: Iterable[Item]) -> None:
         """Raise a DataError if the tokenizer, if known, reads control tokens or reserved tags in neutralised texts."""
 
+    def sort_key(self, messages: Messages) -> str | tuple[int, str]:
+        """Return a key by which conversations are sorted: neighbours are cheaper together."""
+
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         """Sample one rollout for each conversation, and deliver each as soon as it is complete, in any order."""
 
@@ -93,6 +96,11 @@ def load_engine(
     raise ConfigError(f"no backend {backend!r}; available: transformers, vllm")
 
 
+def by_prefix(messages: Messages) -> str:
+    """Return the text of a conversation: sorted by it, those with a common prefix are neighbours."""
+    return "\n".join(message["content"] for message in messages)
+
+
 class TokenEngine(ABC):
     """An engine that takes token ids: its tokenizer is in this process."""
 
@@ -117,6 +125,9 @@ class TokenEngine(ABC):
 
     def check_texts(self, items: Iterable[Item]) -> None:
         self.chat.check_texts(items)
+
+    def sort_key(self, messages: Messages) -> str | tuple[int, str]:
+        return by_prefix(messages)
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         """Sample a rollout for each conversation in one batch, sorted so that common prefixes are neighbours."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, set_seed
 
-from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
+from think_as_locals.engines.engine import Chat, Messages, Sampling, TokenEngine, by_prefix
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.types import ModelError, first_of
 
@@ -41,6 +41,11 @@ class TransformersEngine(TokenEngine):
         require_embeddings(path, model, chat.tokenizer)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         return cls(model, replace(chat, positions=positions), batch_size)
+
+    def sort_key(self, messages: Messages) -> tuple[int, str]:
+        """Return its length first, as batches are made of prompts of similar length."""
+        text = self.chat.text(messages, add_generation_prompt=True)
+        return len(self.chat.tokenizer(text, add_special_tokens=False)["input_ids"]), by_prefix(messages)
 
     def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
         def sample(indices: Sequence[int]) -> list[list[int]]:

@@ -30,7 +30,7 @@ class Sampler:
     sampling: Sampling
     chunk_size: int | None
     conversation: Callable[[Request], Messages]
-    sort_key: Callable[[Request], str]
+    sort_key: Callable[[Request], str | tuple[int, str]]
 
     def query(self, requests: Sequence[Request], keep: Keep) -> None:
         """Sample a completion for each request, and pass its answer to `keep`."""

@@ -258,8 +258,8 @@ class Judge:
     def requests(self, item: Item) -> list[Request]:
         return self.protocol.requests(item, self.settings.seed)
 
-    def sort_key(self, request: Request) -> str:
-        return "\n".join(message["content"] for message in self.conversation(request))
+    def sort_key(self, request: Request) -> str | tuple[int, str]:
+        return self.engine.sort_key(self.conversation(request))
 
     def conversation(self, request: Request) -> Messages:
         settings, tokens = self.settings, self.engine.special_tokens

@@ -165,7 +165,7 @@ def _by_step(paths: Iterator[Path]) -> dict[int, Path]:
 
 
 def _step_of(path: Path) -> int | None:
-    found = re.fullmatch(r"step-(\d+)", path.stem)
+    found = re.match(r"step-(\d+)(?:\.|$)", path.name)
     return int(found[1]) if found else None
 
 
@@ -283,7 +283,7 @@ def rewind(run: RunFolder, stage: str, step: int) -> None:
         kept = [line for line in run.metrics.read_text(encoding="utf-8").splitlines() if is_kept(line)]
         write_text(run.metrics, "".join(f"{line}\n" for line in kept))
     if stage == "grpo":
-        for pattern in ("completions/*", "carb/*", "eval/*/*"):
+        for pattern in ("completions/*", "carb/*", "eval/*/*", "journals/step-*"):
             for path in run.path.glob(pattern):
                 if (recorded := _step_of(path)) is not None and recorded > step:
                     path.unlink()

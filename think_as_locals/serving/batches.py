@@ -27,6 +27,7 @@ class Batches:
     def __init__(self, engine: Engine) -> None:
         self.special_tokens = engine.special_tokens
         self.check_texts = engine.check_texts
+        self.sort_key = engine.sort_key
         self.close = engine.close
         self._engine = engine
         self._waiting: list[_Call] = []

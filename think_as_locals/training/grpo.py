@@ -253,12 +253,13 @@ def train_grpo(
     folder: RunFolder,
     signals: StopSignals,
     console: Console,
-    evaluate: Callable[[int], dict[str, float]],
+    evaluate: Callable[[int], dict[str, float] | None],
 ) -> None:
     """Train by GRPO with the records of a run; `evaluate` measures before, at steps and after."""
     file_of = partial(folder.evaluation, TEST)
     with tracked(trainer, config, folder), closing(LiveView(console, "GRPO")) as view:
-        measuring = EvalCallback(trainer, evaluate, file_of, config.eval.every_steps)
+        stop = partial(signals.stop, config.run.name)
+        measuring = EvalCallback(trainer, evaluate, file_of, config.eval.every_steps, stop)
         callbacks = (
             measuring,
             CompletionsWriter(folder, trainer.rewards.take_rows, console, config.eval.every_steps),

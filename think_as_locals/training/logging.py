@@ -75,26 +75,56 @@ class CompletionsWriter(TrainerCallback):
                 )
 
 
+class EvaluationStopped(Exception):  # noqa: N818
+    """A signal came during an evaluation."""
+
+
+class EvaluationView:
+    """Prints now and then how many of an evaluation's judgements are there."""
+
+    def __init__(self, console: Console, step: int) -> None:
+        self._console, self._step = console, step
+        self._done, self._printed = 0, time.monotonic()
+
+    def advance(self, more: int, total: int) -> None:
+        """Count judgements."""
+        self._done += more
+        if time.monotonic() - self._printed >= _LINE_EVERY_S:
+            self._printed = time.monotonic()
+            self._console.print(
+                f"evaluation at step {self._step}: {self._done:,} of {total:,} judgements", highlight=False
+            )
+
+
 class EvalCallback(TrainerCallback):
-    """Measures before training, every `every_steps` steps and after the last."""
+    """Measures before training, every `every_steps` steps and after the last; a signal stops it between judgements."""
 
     def __init__(
         self,
         trainer: GRPOTrainer,
-        evaluate: Callable[[int], dict[str, float]],
+        evaluate: Callable[[int], dict[str, float] | None],
         file_of: Callable[[int], Path],
         every_steps: int,
+        stop: Callable[[TrainerControl | None], None],
     ) -> None:
-        """Evaluate with `evaluate`, which is called with a step; a step that has its `file_of` is done."""
+        """Evaluate with `evaluate`, which is called with a step; a step that has its `file_of` is done.
+
+        `stop` is called with the trainer's control, or `None` before training, after an evaluation that was stopped.
+        """
         self._trainer = trainer
         self._evaluate = evaluate
         self._file_of = file_of
         self._every_steps = every_steps
+        self._stop = stop
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Evaluate before the first step, or at the step where a stopped run had no time to, and log that by itself."""
-        is_done = self._file_of(state.global_step).is_file()
-        if self._due(state) and not is_done and (metrics := self._evaluate(state.global_step)):
+        if not self._due(state) or self._file_of(state.global_step).is_file():
+            return
+        metrics = self._evaluate(state.global_step)
+        if metrics is None:
+            self._stop(None)
+        elif metrics:
             # TRL's own `log` would also log what a resumed run averages with the steps to come.
             Trainer.log(self._trainer, metrics)
 
@@ -104,7 +134,9 @@ class EvalCallback(TrainerCallback):
         if self._due(state) and not stops_early:
             control.should_save = True
             metrics = self._evaluate(state.global_step)
-            if control.should_log:
+            if metrics is None:
+                self._stop(control)
+            elif control.should_log:
                 for name, value in metrics.items():
                     self._trainer._metrics["train"][name].append(value)
             elif metrics:  # the next line would have their mean with those of later evaluations

@@ -65,7 +65,7 @@ def outcomes_of(path: Path, survey: list[Any] = SURVEY, utterances: list[Any] = 
 
 def read(path: Path, countries: str = "null") -> list[Item]:
     """As any recipe with data=prism does."""
-    overrides = ["data=prism", f"data.path={path}", f"data.countries={countries}"]
+    overrides = ["data=prism", f"data.path={path}", f"data.countries={countries}", "data.faulty_rows=error"]
     return list(read_source(load_recipe("recipes/tal_grpo.yaml", overrides).data))
 
 
