@@ -253,8 +253,9 @@ def tracked(trainer: Trainer, config: RunConfig, run: RunFolder, part: str = "")
     """Track the training in the context by `grpo.report_to`; a `part` of the run, the cold start, by itself."""
     environment = {}
     if "wandb" in config.grpo.report_to:
-        names = {"WANDB_RUN_ID": f"{run.read_id()}{part}", "WANDB_RESUME": "allow", "WANDB_DIR": str(run.path)}
-        environment = names | {name: os.environ[name] for name in names if name in os.environ and not part}
+        names = {"WANDB_RUN_ID": run.read_id(), "WANDB_RESUME": "allow", "WANDB_DIR": str(run.path)}
+        environment = {name: os.environ.get(name, value) for name, value in names.items()}
+        environment["WANDB_RUN_ID"] += part
         trainer.add_callback(WandbConfig(config))
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
@@ -265,6 +266,7 @@ def tracked(trainer: Trainer, config: RunConfig, run: RunFolder, part: str = "")
         import wandb
 
         wandb.finish()
+        wandb.teardown()  # which reads the environment once
 
 
 class WandbConfig(TrainerCallback):
