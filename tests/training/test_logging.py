@@ -63,9 +63,12 @@ def _history(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def wandb_run(small_run: Path) -> Path:
-    """The folder of W&B's offline run."""
-    (run,) = small_run.parent.glob("wandb/offline-run-*")
-    return run
+    """The folder of W&B's offline run of GRPO; the cold start has one of its own."""
+    of_sft, of_grpo = sorted(
+        small_run.parent.glob("wandb/offline-run-*"), key=lambda path: not path.name.endswith("-sft")
+    )
+    assert {"train/loss", "train/learning_rate"} <= {name for call in _history(of_sft) for name in call}
+    return of_grpo
 
 
 @pytest.mark.slow
@@ -92,8 +95,8 @@ def test_tensorboard_and_trackio_match_metrics_jsonl(small_run: Path) -> None:
     events.Reload()
     with sqlite3.connect(Path(os.environ["TRACKIO_DIR"]) / "think-as-locals.db") as database:
         rows = database.execute("SELECT run_name, metrics FROM metrics ORDER BY id").fetchall()
-    assert {run for run, _ in rows} == {"small"}
-    of_trackio = [json.loads(metrics) for _, metrics in rows]
+    assert {run for run, _ in rows} == {"small", "small-sft"}
+    of_trackio = [json.loads(metrics) for run, metrics in rows if run == "small"]
     for name, figures in expected.items():
         scalars = events.Scalars(f"train/{name}")
         steps, values = map(list, zip(*figures, strict=True))
