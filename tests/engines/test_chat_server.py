@@ -103,7 +103,7 @@ def fault(engine: Engine, count: int = 1) -> tuple[str, dict[int, Rollout]]:
     """The error's message, and what was delivered before."""
     kept: dict[int, Rollout] = {}
     with pytest.raises(ServerError) as caught:
-        engine.sample(conversations(count), GREEDY, kept.__setitem__)
+        kept.update(engine.sample(conversations(count), GREEDY))
     message = str(caught.value)
     assert KEY not in message + repr(caught.value) + repr(caught.value.__cause__)
     return message, kept
@@ -116,7 +116,7 @@ def test_completions_keep_their_order_and_concurrency_is_limited(loopback: Loopb
 
     loopback.respond = later_ones_first
     kept: dict[int, Rollout] = {}
-    client(loopback.url, concurrency=5).sample(conversations(30), GREEDY, kept.__setitem__)
+    kept.update(client(loopback.url, concurrency=5).sample(conversations(30), GREEDY))
     assert kept == echoed(*range(30))
     assert list(kept) != sorted(kept)
     assert len(loopback.asked) == 30
@@ -144,7 +144,7 @@ def test_no_conversations_send_no_request(loopback: Loopback) -> None:
 def test_transient_error_is_retried(loopback: Loopback, trouble: Answer) -> None:
     loopback.respond = lambda text, tries: trouble if tries == 1 else echo(text)
     kept: dict[int, Rollout] = {}
-    client(loopback.url).sample(conversations(3), GREEDY, kept.__setitem__)
+    kept.update(client(loopback.url).sample(conversations(3), GREEDY))
     assert kept == echoed(0, 1, 2)
     assert len(loopback.asked) == 6
 
@@ -202,7 +202,7 @@ def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, answer: 
     loopback.respond = lambda text, _: (status, *answer[1:]) if text == "1" else echo(text)  # type: ignore[return-value]
     kept: dict[int, Rollout] = {}
     with pytest.raises(TooLongError, match=r"content filter of the server at .* refuses a prompt") as caught:
-        client(loopback.url).sample(conversations(3), GREEDY, kept.__setitem__)
+        kept.update(client(loopback.url).sample(conversations(3), GREEDY))
     assert kept == echoed(0, 2)
     assert (caught.value.indices, caught.value.refused) == ((1,), {1})
     assert len(loopback.asked) == 3
@@ -237,14 +237,6 @@ def test_error_keeps_earlier_completions_and_sends_no_more_requests(loopback: Lo
     assert len(loopback.asked) == 6
 
 
-def test_error_of_the_deliver_callback_is_not_wrapped(loopback: Loopback) -> None:
-    def full(place: int, reply: Rollout) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        client(loopback.url).sample(conversations(9), GREEDY, full)
-
-
 @pytest.fixture
 def sigint_raises() -> Iterator[None]:
     """As in a terminal: processes that are started by others may ignore it."""
@@ -254,37 +246,30 @@ def sigint_raises() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("sigint_raises")
-def test_ctrl_c_cancels_requests_in_flight(loopback: Loopback) -> None:
+@pytest.mark.parametrize("is_notebook", [False, True])
+def test_ctrl_c_cancels_requests_in_flight(loopback: Loopback, is_notebook: bool) -> None:
     kept: dict[int, Rollout] = {}
 
-    def interrupt(place: int, reply: Rollout) -> None:
-        kept[place] = reply
-        if len(kept) == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        client(loopback.url, concurrency=1).sample(conversations(50), GREEDY, interrupt)
-    assert sorted(kept) == [0, 1, 2]
-    assert len(loopback.asked) <= 4
-
-
-@pytest.mark.usefixtures("sigint_raises")
-def test_ctrl_c_cancels_requests_in_a_notebook(loopback: Loopback) -> None:
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt(place: int, reply: Rollout) -> None:
-        if place == 2:
-            signal.pthread_kill(main, signal.SIGINT)
-        time.sleep(0.05)
+    def ask() -> None:
+        for place, reply in client(loopback.url, concurrency=1).sample(conversations(100), GREEDY):
+            kept[place] = reply
+            if len(kept) == 3:
+                signal.raise_signal(signal.SIGINT)
 
     async def cell() -> None:
-        client(loopback.url, concurrency=1).sample(conversations(100), GREEDY, interrupt)
+        ask()
 
-    loop = asyncio.new_event_loop()
+    loop = asyncio.new_event_loop()  # `asyncio.run` would have a handler of its own
     with pytest.raises(KeyboardInterrupt):
-        loop.run_until_complete(cell())
+        loop.run_until_complete(cell()) if is_notebook else ask()
     loop.close()
+    assert sorted(kept) == [0, 1, 2]
+    assert len(loopback.asked) < 50
+
+
+def test_requests_are_cancelled_if_no_more_completions_are_read(loopback: Loopback) -> None:
+    for _ in client(loopback.url, concurrency=1).sample(conversations(100), GREEDY):
+        break
     assert len(loopback.asked) < 50
 
 

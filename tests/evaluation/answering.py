@@ -13,7 +13,7 @@ from typing import Any
 from items import row_of
 
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
-from think_as_locals.reward_models.reward_model import Answer, Keep, Request, ScoredItem, favourite
+from think_as_locals.reward_models.reward_model import Answer, Answered, Request, ScoredItem, favourite
 from think_as_locals.types import Item, Judgement
 
 ITEMS = [
@@ -53,17 +53,13 @@ class Hashing:
     def requests(self, item: Item) -> list[Request]:
         return [Request(item, (i,)) for i in range(len(item.responses))]
 
-    def query(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request]) -> Answered:
         company = "" if self.chunk_size is None else "".join(r.responses[0] for r in requests)
-        order = range(len(requests))[::-1]
-        for start in range(0, len(order), 3):
-            answers = {}
-            for place in order[start : start + 3]:
-                time.sleep(self.pause)
-                self.asked.append(requests[place])
-                text = f"{company}|{requests[place].item.prompt}|{requests[place].responses[0]}"
-                answers[place] = {"score": int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 7}
-            keep(answers)
+        for place in range(len(requests))[::-1]:
+            time.sleep(self.pause)
+            self.asked.append(requests[place])
+            text = f"{company}|{requests[place].item.prompt}|{requests[place].responses[0]}"
+            yield place, {"score": int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 7}
 
     def score_requests(self, item: Item) -> list[Request]:
         return self.requests(item)

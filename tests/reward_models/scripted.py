@@ -11,7 +11,7 @@ from items import RUBRIC
 from loopback import Answer, Received, answering, completion
 
 from think_as_locals.engines import Messages, Sampling
-from think_as_locals.engines.engine import Deliver, by_prefix
+from think_as_locals.engines.engine import Sampled, by_prefix
 from think_as_locals.judging import write
 from think_as_locals.types import LABELS, Item, Rollout
 
@@ -68,11 +68,11 @@ class Scripted:
     def close(self) -> None:
         self.closed = True
 
-    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
         assert sampling.temperature == 0
         self.calls.append(list(conversations))
         for place, messages in reversed(list(enumerate(conversations))):
-            deliver(place, Rollout(text=self.write(messages), finish_reason="stop"))
+            yield place, Rollout(text=self.write(messages), finish_reason="stop")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from transformers import AutoTokenizer
 
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Chat, Messages, Sampling
-from think_as_locals.engines.engine import Deliver, label_log_probs, label_tokens, special_tokens
+from think_as_locals.engines.engine import Sampled, label_log_probs, label_tokens, special_tokens
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.judging import render, reorder_responses, score, shuffle_responses, write
@@ -360,10 +360,10 @@ def test_log_probability_that_is_not_finite_is_no_margin_and_no_score(
     item: Item, broken: float, tmp_path: Path
 ) -> None:
     class Broken(Scripted):
-        def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+        def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
             for index in range(len(conversations)):
                 log_probs = dict.fromkeys(LABELS, -1.0) | {"B": broken}
-                deliver(index, Rollout(text="[[A]]", finish_reason="stop", label_log_probs=log_probs))
+                yield index, Rollout(text="[[A]]", finish_reason="stop", label_log_probs=log_probs)
 
     rm = replace(scripted("", "rewardbench2"), engine=Broken())
     with Journal(tmp_path / "answers.jsonl", rm.identity) as journal:

@@ -13,7 +13,7 @@ from scipy.special import expit
 
 from think_as_locals.reward_models.reward_model import (
     Answer,
-    Keep,
+    Answered,
     Request,
     ScoredItem,
     apply_too_long,
@@ -57,12 +57,12 @@ class ShortContextModel:
         self.late = late
         self.asked: list[str] = []
 
-    def query(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request]) -> Answered:
         places = [i for i, request in enumerate(requests) if int(request.item.id) % 2]
         fitting = [i for i in range(len(requests)) if i not in places]
         for i in fitting if self.late or not places else []:
             self.asked.append(requests[i].item.id)
-            keep({i: {"score": float(requests[i].item.id)}})
+            yield i, {"score": float(requests[i].item.id)}
         if places:
             raise TooLongError("too much", places)
 
@@ -73,8 +73,7 @@ class ShortContextModel:
 @pytest.mark.parametrize("late", [False, True])
 def test_too_long_items_are_skipped_and_settled_as_configured(late: bool) -> None:
     items, rm = [make_item(id=str(i), best=1) for i in range(5)], ShortContextModel(late)
-    answers: dict[int, Answer] = {}
-    query_fitting(rm, [Request(item, (0,)) for item in items], answers.update)  # type: ignore[arg-type]
+    answers = dict(query_fitting(rm, [Request(item, (0,)) for item in items]))  # type: ignore[arg-type]
     too_long = {"too_long": "too much"}
     assert answers == {0: {"score": 0.0}, 1: too_long, 2: {"score": 2.0}, 3: too_long, 4: {"score": 4.0}}
     assert rm.asked == ["0", "2", "4"]
@@ -118,3 +117,19 @@ def test_margin_is_the_log_odds_of_the_softmax() -> None:
     assert expit(margin([5.0] * 4)) == pytest.approx(1 / 4)
     assert margin([1000.0, -1000.0]) == 2000  # without an overflow
     assert margin([1000.0, 999.0, 998.0]) == pytest.approx(margin([2.0, 1.0, 0.0]))
+
+
+def test_refused_item_counts_like_one_that_is_too_long_under_a_name_of_its_own() -> None:
+    class Filtered(ShortContextModel):
+        def query(self, requests: Sequence[Request]) -> Answered:
+            if len(requests) > 1:
+                raise TooLongError("too much, or refused", (0, 1), refused=(1,))
+            yield 0, {"score": 1.0}
+
+    items = [make_item(id=str(i), best=1) for i in range(3)]
+    answers = dict(query_fitting(Filtered(False), [Request(item, (0,)) for item in items]))  # type: ignore[arg-type]
+    assert [{*answers[i]} for i in range(3)] == [{"too_long"}, {"refused"}, {"score"}]
+    every = list(combine(Filtered(False), [(item, [answers[i]]) for i, item in enumerate(items)]))  # type: ignore[arg-type]
+    assert [one.judgement.issues for one in every] == [("too_long",), ("refused",), ()]
+    assert [one.item.id for one in apply_too_long(every, "exclude")] == ["2"]
+    assert [one.credit for one in apply_too_long(every, "wrong")] == [0, 0, 1]

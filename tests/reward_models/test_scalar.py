@@ -104,9 +104,9 @@ def bert(folder: Path) -> ScalarRM:
 
 
 def test_responses_are_batched_by_length_longest_first(tmp_path: Path) -> None:
-    rm, kept = bert(tmp_path), list[int]()
+    rm = bert(tmp_path)
     requests = [request for item in ITEMS for request in rm.requests(item)]
-    rm.query(requests, kept.extend)
+    kept = [place for place, _ in rm.query(requests)]
     lengths = [len(rm.rows(requests)[place]["input_ids"]) for place in kept]
     assert lengths == sorted(lengths, reverse=True)
     assert sorted(kept) == list(range(len(requests)))
@@ -240,13 +240,13 @@ def test_special_tokens_in_a_response_are_plain_text(path: str) -> None:
 
 def test_too_long_response_is_rejected_before_any_answer_is_kept(path: str) -> None:
     short, long = an_item(0), dataclasses.replace(an_item(1), responses=("tea", "rice " * 300))
-    kept: list[int] = []
+    kept: dict[int, Answer] = {}
     rm = ScalarRM.load(path)
     requests = rm.requests(short) + rm.requests(long)
     with pytest.raises(TooLongError, match=r"item 'item-1': response B has \d+ tokens .* takes 256") as caught:
-        rm.query(requests, kept.extend)
+        kept.update(rm.query(requests))
     assert "max_length" in str(caught.value)
-    assert (kept, caught.value.indices) == ([], (len(short.responses) + 1,))
+    assert (kept, caught.value.indices) == ({}, (len(short.responses) + 1,))
     assert len(ScalarRM.load(path, max_length=128).score([short])) == 1
     with pytest.raises(ModelError, match="256 positions, fewer than the max_length 300"):
         ScalarRM.load(path, max_length=300)

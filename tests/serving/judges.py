@@ -11,7 +11,7 @@ from reward_models.scripted import Picks, judged, longest, shown_in
 
 from think_as_locals.config.model_schema import ServeConfig
 from think_as_locals.engines import Messages, Sampling
-from think_as_locals.engines.engine import Deliver, by_prefix
+from think_as_locals.engines.engine import Sampled, by_prefix
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.serving.server import load_server
 from think_as_locals.types import Item, Rollout
@@ -47,7 +47,7 @@ class Longest:
     def close(self) -> None:
         pass
 
-    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
         self.calls.append(len(conversations))
         self.samplings.append(sampling)
         self.prompts += [messages[-1]["content"] for messages in conversations]
@@ -57,7 +57,7 @@ class Longest:
             if any("broken" in text for text in shown_in(messages)):
                 raise RuntimeError("out of memory at /a/path/of/the/server")
             text = judged(messages, self._picked)
-            deliver(place, Rollout(text=text, finish_reason=self.finish_reason))
+            yield place, Rollout(text=text, finish_reason=self.finish_reason)
 
     def _picked(self, presented: list[str]) -> int | None:
         return None if any("parse failure" in text for text in presented) else self.picks(presented)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from think_as_locals.engines import Messages, Sampling, sample_all
-from think_as_locals.engines.engine import Deliver, by_prefix
+from think_as_locals.engines.engine import Sampled, by_prefix
 from think_as_locals.serving.batches import Batches
 from think_as_locals.types import DataError, Item, Rollout
 
@@ -33,14 +33,14 @@ class Echo:
     def close(self) -> None:
         pass
 
-    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
         texts = [messages[0]["content"] for messages in conversations]
         self.calls.append(texts)
         assert self.go_on.wait(10)
         if "too long" in texts:
             raise DataError("too long")
         for place, text in reversed(list(enumerate(texts))):
-            deliver(place, Rollout(text=f"{text} {sampling.max_completion_length}", finish_reason="stop"))
+            yield place, Rollout(text=f"{text} {sampling.max_completion_length}", finish_reason="stop")
 
 
 Answers = Callable[..., list[Future[list[str]]]]

@@ -8,15 +8,16 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from anyio.from_thread import start_blocking_portal
 from pydantic import TypeAdapter, ValidationError
 
 from think_as_locals.config.schema import Url
-from think_as_locals.engines.engine import Deliver, Messages, Sampling, by_prefix
+from think_as_locals.engines.engine import Messages, Sampled, Sampling, by_prefix
 from think_as_locals.judging import CHAT_TOKENS
 from think_as_locals.types import LABELS, Item, Rollout, ServerError, TooLongError, is_stop
 
@@ -87,17 +88,22 @@ class ChatServer:
             raise ServerError(f"{self.key_variable} holds no key: expected printable ASCII")
         return key
 
-    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
         """Sample as `Engine.sample` does; a ServerError or Ctrl-C cancels all requests in flight."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run(self._send_all(conversations, sampling, deliver))
-        else:  # a notebook or a framework runs this thread's event loop
-            with start_blocking_portal() as portal:  # cancels everything on Ctrl-C, which only this thread receives
-                portal.call(self._send_all, conversations, sampling, deliver)
+        found = SimpleQueue[tuple[int, Rollout] | None]()
+        with start_blocking_portal() as portal:  # a thread: a notebook runs an event loop in this one
+            sending = portal.start_task_soon(self._send_all, conversations, sampling, found.put)
+            sending.add_done_callback(lambda _: found.put(None))
+            try:
+                while (each := found.get()) is not None:
+                    yield each
+            finally:
+                sending.cancel()
+            sending.result()
 
-    async def _send_all(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+    async def _send_all(
+        self, conversations: Sequence[Messages], sampling: Sampling, put: Callable[[tuple[int, Rollout]], None]
+    ) -> None:
         from openai import AsyncOpenAI, Timeout  # takes a second
 
         client = AsyncOpenAI(
@@ -111,7 +117,7 @@ class ChatServer:
         async def work() -> None:
             for index, messages in left:
                 try:
-                    deliver(index, await self._complete(client, index, messages, sampling))
+                    put((index, await self._complete(client, index, messages, sampling)))
                 except TooLongError as error:
                     not_taken[index] = error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -26,7 +26,7 @@ _NOT_OF_A_TEMPLATE = {"conversation", "chat_template", "tokenize", "add_generati
 _CHECK_CHUNK = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
 
 Messages = list[dict[str, str]]
-Deliver = Callable[[int, Rollout], None]  # takes the index of a conversation and its rollout
+Sampled = Iterator[tuple[int, Rollout]]  # the index of a conversation and its rollout, in any order
 Backend = Literal["transformers", "vllm"]
 
 
@@ -57,8 +57,8 @@ class Engine(Protocol):
     def sort_key(self, messages: Messages) -> str | tuple[int, str]:
         """Return a key by which conversations are sorted: neighbours are cheaper together."""
 
-    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
-        """Sample one rollout for each conversation, and deliver each as soon as it is complete, in any order."""
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
+        """Sample one rollout for each conversation, and yield each as soon as it is complete, in any order."""
 
     def close(self) -> None:
         """End the engine's own processes and connections and free their memory; it cannot be used afterwards."""
@@ -66,8 +66,7 @@ class Engine(Protocol):
 
 def sample_all(engine: Engine, conversations: Sequence[Messages], sampling: Sampling) -> list[Rollout]:
     """Return one rollout for each conversation, in their order."""
-    rollouts: dict[int, Rollout] = {}
-    engine.sample(conversations, sampling, rollouts.__setitem__)
+    rollouts = dict(engine.sample(conversations, sampling))
     return [rollouts[index] for index in range(len(conversations))]
 
 
@@ -129,7 +128,7 @@ class TokenEngine(ABC):
     def sort_key(self, messages: Messages) -> str | tuple[int, str]:
         return by_prefix(messages)
 
-    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
         """Sample a rollout for each conversation in one batch, sorted so that common prefixes are neighbours."""
         encoded = self.chat.encode(conversations)
         order = sorted(range(len(conversations)), key=lambda i: [message["content"] for message in conversations[i]])
@@ -139,8 +138,7 @@ class TokenEngine(ABC):
         if sampling.label_opening:
             found = label_log_probs(self, prompts, rollouts)
             rollouts = [replace(one, label_log_probs=labels) for one, labels in zip(rollouts, found, strict=True)]
-        for index, rollout in zip(order, rollouts, strict=True):
-            deliver(index, rollout)
+        yield from zip(order, rollouts, strict=True)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ class Journal:
                 os.truncate(file, whole)
         self._file = self._path.open("ab", buffering=0)
         if not self._path.stat().st_size:
-            self._write([{"identity": identity}])
+            self._write({"identity": identity})
 
     def _load(self, path: Path, identity: dict[str, Any]) -> int:
         """Add the answers of a file; return the length of its whole lines: another process may be writing the last."""
@@ -113,26 +112,22 @@ class Journal:
         """Return the answer to a request."""
         return self._answers[key]
 
-    def add(self, answers: Mapping[str, Answer]) -> int:
-        """Write answers to the file, by the key of their request; return how many of these had none.
+    def add(self, key: str, answer: Answer) -> bool:
+        """Write the answer to the request with this key to the file; return whether it had none.
 
         The first answer to a request is kept, unless it says that the request was not taken.
         """
-        added = {
-            key: answer
-            for key, answer in answers.items()
-            if key not in self._answers or (is_unanswered(self.answer(key)) and not is_unanswered(answer))
-        }
-        self._write([{"key": key, "answer": answer} for key, answer in added.items()])
-        before = len(self._answers)
-        self._answers |= added
-        return len(self._answers) - before
+        is_new = key not in self._answers
+        if is_new or (is_unanswered(self.answer(key)) and not is_unanswered(answer)):
+            self._write({"key": key, "answer": answer})
+            self._answers[key] = answer
+        return is_new
 
-    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        lines = "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows).encode()
+    def _write(self, row: Mapping[str, Any]) -> None:
+        line = f"{json.dumps(row, allow_nan=False)}\n".encode()
         with naming(self._path):
-            while lines:  # one call, unless the disk is full: then the next one raises
-                lines = lines[self._file.write(lines) :]
+            while line:  # one call, unless the disk is full: then the next one raises
+                line = line[self._file.write(line) :]
 
     def share(self, keys: Iterable[str], peers: Peers) -> None:
         """Exchange answers with the other processes, which all call this."""
@@ -222,9 +217,6 @@ def collect(
             return True
         return too_long == "error" and size is None and is_unanswered(journal.answer(key))
 
-    def keep(chunk: Sequence[str], answers: Mapping[int, Answer]) -> None:
-        progress.add(journal.add({chunk[index]: answer for index, answer in answers.items()}))
-
     if size is None:
         wanted = list(filter(is_open, wanted))
     step = size or math.ceil(len(wanted) / peers.size) or 1
@@ -234,7 +226,8 @@ def collect(
         if not any(map(is_open, chunk)):
             continue
         of_chunk = [by_key.pop(key) for key in chunk]  # from here on only this chunk holds them in memory
-        query_fitting(queryable, of_chunk, partial(keep, chunk))
+        for index, answer in query_fitting(queryable, of_chunk):
+            progress.add(journal.add(chunk[index], answer))
         progress.show()
         if missing := [each.item.id for key, each in zip(chunk, of_chunk, strict=True) if not journal.has(key)]:
             raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")

@@ -18,8 +18,8 @@ from think_as_locals.evaluation.journal import Advance
 from think_as_locals.evaluation.judgements import with_cultures
 from think_as_locals.evaluation.statistics import accuracy
 from think_as_locals.evaluation.tables import figure
-from think_as_locals.reward_models.reward_model import Keep, Request, identify_weights
-from think_as_locals.types import Item, Rollout
+from think_as_locals.reward_models.reward_model import Answered, Request, identify_weights
+from think_as_locals.types import Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,10 @@ class Sampler:
     conversation: Callable[[Request], Messages]
     sort_key: Callable[[Request], str | tuple[int, str]]
 
-    def query(self, requests: Sequence[Request], keep: Keep) -> None:
-        """Sample a completion for each request, and pass its answer to `keep`."""
-
-        def deliver(index: int, rollout: Rollout) -> None:
-            keep({index: {"text": rollout.text, "finish_reason": rollout.finish_reason}})
-
-        self.engine.sample([self.conversation(request) for request in requests], self.sampling, deliver)
+    def query(self, requests: Sequence[Request]) -> Answered:
+        """Sample a completion for each request, and yield its answer."""
+        for index, rollout in self.engine.sample([self.conversation(each) for each in requests], self.sampling):
+            yield index, {"text": rollout.text, "finish_reason": rollout.finish_reason}
 
 
 def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, dict[str, Any], int | None]:

@@ -23,7 +23,7 @@ from think_as_locals.judging.formats import Format
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
 from think_as_locals.reward_models.reward_model import (
     Answer,
-    Keep,
+    Answered,
     Request,
     ScoredItem,
     combine,
@@ -34,16 +34,7 @@ from think_as_locals.reward_models.reward_model import (
 )
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.model_files import model_file
-from think_as_locals.types import (
-    LABELS,
-    ConfigError,
-    CultureShown,
-    Item,
-    Judgement,
-    ModelError,
-    Rollout,
-    RubricLanguage,
-)
+from think_as_locals.types import LABELS, ConfigError, CultureShown, Item, Judgement, ModelError, RubricLanguage
 
 SETTINGS_FILE = "tal_judge.json"
 
@@ -213,8 +204,13 @@ class Judge:
             raise TypeError(f"judge() got items and {', '.join(query)} as well: give one or the other")
         if isinstance(items, Item | Mapping):
             return self.judge([items])[0]
-        rows = (item if isinstance(item, Item) else _read(item, number) for number, item in enumerate(items, 1))
-        return [scored.answer for scored in self.predict(list(rows))]
+        rows = [
+            item
+            if isinstance(item, Item)
+            else jsonl.query_item({k: [*v] if isinstance(v, tuple) else v for k, v in item.items()}, number=number)
+            for number, item in enumerate(items, 1)
+        ]
+        return [scored.answer for scored in self.predict(rows)]
 
     def predict(self, items: Sequence[Item], allow_long: bool = False) -> list[ScoredItem]:
         """Return judgements together with their items, for an evaluation.
@@ -266,19 +262,16 @@ class Judge:
         prompt_arguments = settings.culture, settings.rubric_language
         return render_presented(request.item, request.responses, settings.prompt, tokens, *prompt_arguments)
 
-    def query(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request]) -> Answered:
         """Answer requests by completions: answers have `text`, `finish_reason` and `label_log_probs`."""
-
-        def deliver(index: int, rollout: Rollout) -> None:
-            labels = {label: value for label, value in rollout.label_log_probs.items() if math.isfinite(value)}
-            keep({index: {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": labels}})
-
         sampling = Sampling(
             max_completion_length=self.settings.max_completion_length,
             label_opening=self.format.label_opening if self.margins else "",
         )
         self.engine.check_texts(dict.fromkeys(request.item for request in requests))
-        self.engine.sample([self.conversation(request) for request in requests], sampling, deliver)
+        for index, rollout in self.engine.sample([self.conversation(request) for request in requests], sampling):
+            labels = {label: value for label, value in rollout.label_log_probs.items() if math.isfinite(value)}
+            yield index, {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": labels}
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
         requests = self.requests(item)
@@ -322,12 +315,6 @@ class Judge:
             for i, value in zip(request.order, values, strict=False):
                 found[i].append(value)
         return tuple(sum(values) / len(values) if values else math.nan for values in found)
-
-
-def _read(row: Mapping[str, Any], number: int) -> Item:
-    """Return the item of a caller's row."""
-    value = {name: list(part) if isinstance(part, tuple) else part for name, part in row.items()}
-    return jsonl.query_item(value, number=number)
 
 
 def _connect(

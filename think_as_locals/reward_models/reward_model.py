@@ -6,9 +6,8 @@ Item -> Request, Request, ... -> answers (plain JSON, kept in a journal) -> Scor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from think_as_locals.judging.formats import VOIDING
 from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError, first_of
 
 Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
-Keep = Callable[[Mapping[int, Answer]], None]  # takes answers by the index of their requests as soon as they are there
+Answered = Iterator[tuple[int, Answer]]  # the index of a request and its answer, in any order
 
 TOO_LONG, REFUSED = "too_long", "refused"
 """The issues of an item that is too long for a reward model, or that its server's content filter refuses: an answer
@@ -51,8 +50,8 @@ class Queryable(Protocol):
     def sort_key(self, request: Request) -> str | tuple[int, str]:
         """Return a key for sorting: neighbours share a prefix or have similar lengths, and are cheaper together."""
 
-    def query(self, requests: Sequence[Request], keep: Keep) -> None:
-        """Answer a chunk of requests, and pass the answers to `keep`, one or several at a time, in any order."""
+    def query(self, requests: Sequence[Request]) -> Answered:
+        """Answer a chunk of requests, and yield each answer as soon as it is there, in any order."""
 
 
 class RewardModel(Queryable, Protocol):
@@ -82,28 +81,26 @@ def query_all(rm: RewardModel, requests: Sequence[Sequence[Request]], allow_long
     """Return the answers to the requests about each item, from one call of `query` or `query_fitting`."""
     answers: dict[int, Answer] = {}
     if together := [request for of_item in requests for request in of_item]:
-        (partial(query_fitting, rm) if allow_long else rm.query)(together, answers.update)
+        answers = dict(query_fitting(rm, together) if allow_long else rm.query(together))
     in_order = iter([answers[index] for index in range(len(together))])
     return [list(islice(in_order, len(of_item))) for of_item in requests]
 
 
-def query_fitting(rm: Queryable, requests: Sequence[Request], keep: Keep) -> None:
+def query_fitting(rm: Queryable, requests: Sequence[Request]) -> Answered:
     """Answer requests as `Queryable.query` does; one that is not taken gets the answer `{issue: why}`."""
     is_open = bytearray(b"\1") * len(requests)
-
-    def keep_once(answers: Mapping[int, Answer]) -> None:
-        for index in answers:
-            is_open[index] = False
-        keep(answers)
-
     try:
-        rm.query(requests, keep_once)
+        for index, answer in rm.query(requests):
+            is_open[index] = False
+            yield index, answer
     except TooLongError as error:
         reason = str(error)
-        keep_once({index: {REFUSED if index in error.refused else TOO_LONG: reason} for index in error.indices})
+        for index in error.indices:
+            is_open[index] = False
+            yield index, {REFUSED if index in error.refused else TOO_LONG: reason}
         if rest := [index for index in range(len(requests)) if is_open[index]]:
-            of_rest = [requests[index] for index in rest]
-            rm.query(of_rest, lambda answers: keep({rest[i]: answer for i, answer in answers.items()}))
+            for place, answer in rm.query([requests[index] for index in rest]):
+                yield rest[place], answer
 
 
 def check_lengths(reasons: Mapping[str, str], of: int, too_long: TooLong) -> None:

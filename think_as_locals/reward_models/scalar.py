@@ -26,7 +26,7 @@ from think_as_locals.judging.prompt import break_tokens, shuffled_order
 from think_as_locals.reward_models import published
 from think_as_locals.reward_models.reward_model import (
     Answer,
-    Keep,
+    Answered,
     Request,
     RewardModel,
     ScoredItem,
@@ -126,7 +126,7 @@ class BatchScorer(ResponseScorer):
             "template_kwargs": dict(self.chat.template_kwargs),
         }
 
-    def query(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request]) -> Answered:
         """Score requests, the longest first, so that running out of memory shows at once."""
         rows = self.rows(requests)
         lengths = [len(row["input_ids"]) for row in rows]
@@ -146,7 +146,7 @@ class BatchScorer(ResponseScorer):
                         f"{LABELS[requests[index].order[0]]} {score}, expected a finite number: are its weights sound, "
                         f"and is {self.model.dtype} wide enough for it?"
                     )
-            keep({index: {"score": score} for index, score in zip(indices, scores, strict=True)})
+            yield from ((index, {"score": score}) for index, score in zip(indices, scores, strict=True))
 
     def _scored_batches(
         self, _: Sequence[Request], rows: Sequence[TokenRow]
@@ -387,5 +387,5 @@ class ConstantRM(ResponseScorer):
     def identity(self) -> dict[str, Any]:
         return {"kind": "constant"}
 
-    def query(self, requests: Sequence[Request], keep: Keep) -> None:
-        keep({index: {"score": 0.0} for index in range(len(requests))})
+    def query(self, requests: Sequence[Request]) -> Answered:
+        yield from ((index, {"score": 0.0}) for index in range(len(requests)))

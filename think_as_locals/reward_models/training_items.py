@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 from think_as_locals.runtime.files import write_text
@@ -27,12 +26,7 @@ def item_hash(item: Item) -> str:
 def training_hashes(items: Iterable[Item], base: str | None, revision: str | None = None) -> frozenset[str]:
     """Return the hashes of training items and of the known training items of the base model."""
     earlier = read_training_items(base, revision) if base else None
-    return _hashes(frozenset(items)) | (earlier or frozenset())
-
-
-@lru_cache(maxsize=1)  # the cold start and GRPO mostly have the same items
-def _hashes(items: frozenset[Item]) -> frozenset[str]:
-    return frozenset(map(item_hash, items))
+    return frozenset(map(item_hash, items)) | (earlier or frozenset())
 
 
 def save_training_items(hashes: Iterable[str], folder: Path) -> None:

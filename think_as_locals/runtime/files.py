@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -178,16 +177,10 @@ def write_parquet(
     import pyarrow.parquet
 
     with written_atomically(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        rest, writing = iter(things), list[Future[None]]()
-        with ThreadPoolExecutor(1) as thread:  # compresses while the next rows are made
-            while some := list(islice(rest, _ROW_GROUP)):
-                rows = table(some)
-                for last in writing:
-                    last.result()
-                writing = [thread.submit(writer.write_table, rows)]
-                yield from some
-            for last in writing:
-                last.result()
+        rest = iter(things)
+        while some := list(islice(rest, _ROW_GROUP)):
+            writer.write_table(table(some))
+            yield from some
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:

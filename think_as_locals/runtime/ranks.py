@@ -185,7 +185,7 @@ def rank_timeout_s(config: TrainingConfig) -> float:
 class Peers:
     """The processes of a launch that each have their own copy of a model, and share the requests to it.
 
-    All call `exchange` and `together` equally often. An error in one is raised in all, so that none waits for another.
+    Every rank must make the same calls in the same order. An error in one is raised in all, so that none waits.
     """
 
     rank: int = 0

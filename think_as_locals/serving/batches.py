@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
 
-from think_as_locals.engines.engine import Deliver, Engine, Messages, Sampling, sample_all
+from think_as_locals.engines.engine import Engine, Messages, Sampled, Sampling, sample_all
 from think_as_locals.types import Rollout
 
 
@@ -33,8 +33,8 @@ class Batches:
         self._waiting: list[_Call] = []
         self._list_lock, self._engine_lock = Lock(), Lock()
 
-    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
-        """Sample as `Engine.sample` does, and deliver all rollouts together."""
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
+        """Sample as `Engine.sample` does, and yield all rollouts together."""
         call = _Call(conversations, sampling)
         with self._list_lock:
             self._waiting.append(call)
@@ -44,8 +44,7 @@ class Batches:
                     batch = [each for each in self._waiting if each.sampling == sampling]
                     self._waiting = [each for each in self._waiting if each.sampling != sampling]
                 self._answer(batch)
-        for index, rollout in enumerate(call.rollouts.result()):
-            deliver(index, rollout)
+        yield from enumerate(call.rollouts.result())
 
     def _answer(self, batch: Sequence[_Call]) -> None:
         conversations = [messages for call in batch for messages in call.conversations]

@@ -93,8 +93,10 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             )
         self._step_guard = StepGuard(self.accelerator, folder.faults)
         self.add_callback(self._step_guard)
-        ahead = config.rollout.ahead
-        self._ahead = SampledAhead(self, self.vllm_generation, ahead) if ahead else None
+        self._ahead: SampledAhead | None = None
+        if ahead := config.rollout.ahead:
+            methods = self.sync_weights, self.make_order, self.log_rollouts
+            self._ahead = SampledAhead(self, self.vllm_generation, ahead, *methods)
 
     def log_rollouts(self, name: str, value: float) -> None:
         """Log a metric of rollouts with the others of this step."""
