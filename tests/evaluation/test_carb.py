@@ -189,6 +189,21 @@ def test_item_judged_in_both_orders_counts_once_with_the_mean() -> None:
     assert FOUND["order_consistency"] == {"n": 0}
 
 
+def test_verdict_that_never_changes_is_named_beside_the_accuracy() -> None:
+    """A judge that says the same label of each item in both orders is right in half of them, and knows nothing."""
+    constant = [predict(p.item, p.item.best == turned, turned=turned) for p in PREDICTIONS for turned in (False, True)]
+    found = summary(constant)
+    assert (found["accuracy"], found["order_consistency"]["all_right"]["accuracy"]) == (0.5, 0)
+    line, warning, *_ = lines("mine", found)
+    assert line.endswith("right in every order 0.0% (n 8), verdicts A 100%, B 0%")
+    constant_verdict = "its verdict is A in 100% of judgements, whatever the responses are"
+    assert warning == f"warning: mine: {constant_verdict}: that alone would be right in 50%"
+    logged = metrics("mine", found)
+    assert (logged["eval/mine/verdict/A"], logged["eval/mine/right_in_every_order"]) == (1, 0)
+    assert (logged["eval/mine/position/A"], logged["eval/mine/position/B"]) == (1, 0)
+    assert not [each for each in lines("mine", FOUND) if "whatever" in each]
+
+
 def test_calibration_uses_only_judgements_with_a_margin() -> None:
     sure = tuple(dataclasses.replace(p, margin=0.0) for p in PREDICTIONS[:4]) + PREDICTIONS[4:]
     found = summary(sure)["calibration"]

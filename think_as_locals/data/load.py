@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -94,14 +95,16 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
     mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
     limit, dataset = config.eval.max_items, config.data.title
     by = " and ".join(sorted({data.split for data in config.data.sources.values()}))
-    sets = dict[str, EvalSet]()
+    held_out = chain.from_iterable((*sides.validation, *sides.test) for sides in splits.values())
+    orders = 2 if all(len(item.responses) == 2 for item in held_out) else 1  # for positions
+    own_set, sets = partial(EvalSet, protocol="listwise", orders=orders), dict[str, EvalSet]()
     for side in (VALIDATION, TEST):
         own = {name: select(getattr(sides, side), limit, cell) for name, sides in splits.items()}
         if any(own.values()):
-            sets[side] = _own_set(tuple(chain.from_iterable(own.values())), dataset, by)
+            sets[side] = own_set(items=tuple(chain.from_iterable(own.values())), dataset=dataset, split=by)
         if side == TEST and config.data.source == "mix":
             for name, data in config.data.sources.items():
-                sets[name] = _own_set(own[name], data.title, data.split)
+                sets[name] = own_set(items=own[name], dataset=data.title, split=data.split)
     for name, section in config.eval.sets.items():
         sets[name] = EvalSet(
             items=select(load_side(section.data, config.seed, section.items), limit, cell),
@@ -112,12 +115,6 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
         )
     names, train = zip(*mixed, strict=True)
     return TrainingData(train=train, sources=names, sets=sets)
-
-
-def _own_set(items: tuple[Item, ...], dataset: str, split: str) -> EvalSet:
-    """Return held-out items as a set; pairs in both orders, or a judge that prefers a position looks like another."""
-    orders = 2 if all(len(item.responses) == 2 for item in items) else 1
-    return EvalSet(items=items, dataset=dataset, split=split, protocol="listwise", orders=orders)
 
 
 def check_leaks(config: RunConfig, data: TrainingData) -> None:

@@ -288,6 +288,27 @@ def test_unused_or_misspelt_setting_is_rejected(tmp_path: Path, changes: dict[st
             reader(data)
 
 
+def test_equal_prompts_are_one_question_group_whatever_the_ids(tmp_path: Path) -> None:
+    """As in RM-Bench, whose prompts have nine pairs each; a translation under the same id joins its original."""
+    rows = [a_pair(i, prompt=f"Question {i // 3}?", id=f"row-{i}") for i in range(9)]
+    rows.append(a_pair(9, prompt="Frage 0?", language="de", id="row-0"))
+    groups = [item.group for item in read(rows_of(write(tmp_path / "rows.jsonl", rows)))]
+    assert [groups.index(group) // 3 for group in groups] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 0]
+    given = [a_pair(i, prompt="Why?", group=f"g{i}") for i in range(2)]
+    assert len({item.group for item in read(rows_of(write(tmp_path / "given.jsonl", given)))}) == 1
+
+
+def test_faulty_rows_are_left_out_and_counted_or_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [a_pair(0), a_pair(1, chosen=" "), a_pair(2)])
+    config = rows_of(path)
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: chosen: must not be blank"):
+        read(config)
+    with pytest.warns(
+        DataWarning, match=r"left out 1 of 3 rows with faults, such as .*rows\.jsonl:2: chosen: .*faulty_rows"
+    ):
+        assert len(read(config.model_copy(update={"faulty_rows": "skip"}))) == 2
+
+
 def test_pairs_of_one_group_stay_in_one_split(tmp_path: Path) -> None:
     splits = load(rows_of(write(tmp_path / "rows.jsonl", [a_pair(i, group=f"g{i // 5}") for i in range(100)])))
 
