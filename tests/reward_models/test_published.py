@@ -57,7 +57,8 @@ def a_decoder(family: str = "llama") -> Any:
     torch.manual_seed(0)
     if family == "llama":
         return LlamaModel(LlamaConfig(vocab_size=128010, pad_token_id=1, **sizes, **heads)).eval()
-    return Gemma2Model(Gemma2Config(vocab_size=2600, pad_token_id=1, query_pre_attn_scalar=8, **sizes, **heads)).eval()
+    more = {"query_pre_attn_scalar": 8, "attn_implementation": "eager"}  # SDPA does not cap the scores of attention
+    return Gemma2Model(Gemma2Config(vocab_size=2600, pad_token_id=1, **more, **sizes, **heads)).eval()
 
 
 def write(folder: Path, decoder: Any, head: dict[str, Tensor], **settings: Any) -> Path:

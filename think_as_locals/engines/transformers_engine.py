@@ -158,9 +158,9 @@ def require_all_read(path: str, info: Mapping[str, Any], remedy: str) -> None:
 
 
 def require_embeddings(path: str, model: Any, tokenizer: Any) -> None:
-    """Raise a ModelError if a tokenizer has tokens that a model has no embedding of."""
+    """Raise a ModelError if a tokenizer has tokens, besides the one of padding, that a model has no embedding of."""
     rows = getattr(model.get_input_embeddings(), "num_embeddings", math.inf)
-    if (last := max(tokenizer.get_vocab().values())) >= rows:
+    if (last := max(id_ for token, id_ in tokenizer.get_vocab().items() if token != tokenizer.pad_token)) >= rows:
         raise ModelError(
             f"{path}: its tokenizer has token {last}, the model {rows} embeddings: give the model's own tokenizer, or "
             "save the model with resized embeddings"
