@@ -27,6 +27,7 @@ from think_as_locals.judging import render
 assert pathlib.Path(think_as_locals.__file__).is_relative_to(pathlib.Path().resolve()), think_as_locals.__file__
 assert [path.name for path in recipes()] == {recipes}
 assert sorted(path.name for path in (ASSETS / "launch").iterdir()) == {launch}
+assert pathlib.Path(think_as_locals.__file__).with_name("py.typed").is_file()
 item = read(load_recipe("recipes/quickstart.yaml").data)[0]
 assert item.prompt in render(item)[-1]["content"]
 """
