@@ -17,6 +17,7 @@ from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro
 from think_as_locals.evaluation.judgements import Judgements, order_consistency, slot_bias, tabulate, too_long_note
 from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, calibration, indices_by_name
 from think_as_locals.evaluation.tables import escape_terminal
+from think_as_locals.evaluation.ties import composite, row_name
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
 from think_as_locals.runtime.files import read_json, write_json, written_atomically
@@ -70,7 +71,7 @@ def summarise(
     # An item in several orders counts in several positions, and one that was not presented in none.
     presented = rows[~rows["too_long"]]
     positions = indices_by_name([LABELS[slot] for slot in presented["best_slot"]])
-    names = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
+    names, judged_rows = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}, set(map(row_name, items))
     return {
         "dataset": dataset,
         "split": split,
@@ -84,7 +85,7 @@ def summarise(
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
         "too_long": {
-            "exclude": sorted({item.id for item in queried}.difference(item.id for item in items)),
+            "exclude": sorted(item.id for item in queried if row_name(item) not in judged_rows),
             "wrong": [items[index].id for index in rows["item"][rows["too_long"]]],
         },
         "macro": {**accuracy(credit, group, cells=names["cell"], **drawn).as_dict(), **macro_cells(items)},
@@ -143,6 +144,8 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
     form = f"in format {summary['in_format']['share']:.1%}, parse failures {summary['parse_failure']:.1%}"
     if orders := summary["order_consistency"]["n"]:
         form += f", right in every order {summary['order_consistency']['all_right']['accuracy']:.1%} (n {orders:,})"
+    if "rewardbench2_ties" in summary:
+        form += f", RewardBench 2's score of Ties {summary['rewardbench2_ties']:.1%}"
     if shares := [f"{label} {of['chosen']:.0%}" for label, of in summary["slot_bias"].items()]:
         form += f", verdicts {', '.join(shares)}"
     return [f"{name}: {accuracy}, {form}", *(f"warning: {warning}" for warning in warnings(name, summary))]
@@ -174,9 +177,9 @@ def save(
     table, file = tabulate(scored), path.with_suffix(".parquet")
     with written_atomically(file) as content:
         table.to_parquet(content, index=False)
-    judged = Judgements.of(table)
+    judged, ties = Judgements.of(table), composite(table)
     del table  # before the statistics
-    summary = summarise(judged, **about)
+    summary = summarise(judged, **about) | ({} if ties is None else {"rewardbench2_ties": ties})
     write_json(path, summary)  # last: if it exists, the measurement is complete
     if judgements is not None:
         judgements[file] = judged

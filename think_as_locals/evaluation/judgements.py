@@ -14,6 +14,7 @@ import pandas as pd
 from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracy, codes, difference
+from think_as_locals.evaluation.ties import merge_rows
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.formats import VOIDING
 from think_as_locals.reward_models.reward_model import REFUSED, ScoredItem, is_unanswered
@@ -99,7 +100,7 @@ class Judgements:
     @classmethod
     def of(cls, table: pd.DataFrame, known: dict[str, Item] | None = None) -> Judgements:
         """Return the judgements of a table; items that are equal to one in `known`, by id, share its memory."""
-        known = {} if known is None else known
+        known, table = {} if known is None else known, merge_rows(table)
         items = []
         for row in table.drop_duplicates("id").sort_values("id")[list(ITEM_FIELDS)].to_dict("records"):
             item = in_text_order(Item(**row))  # data sets may store the same responses in any order
