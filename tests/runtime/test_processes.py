@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -47,3 +49,14 @@ def test_time_limit_and_errors_of_the_work() -> None:
     with pytest.raises(TimeoutError, match=r"took longer than 0\.1 s"):
         run_with_timeout(0.1, lambda: time.sleep(30))
     assert time.monotonic() - began < 5
+
+
+def test_output_in_ascii_escapes_what_it_cannot_write() -> None:
+    program = "from think_as_locals.runtime.output import set_output; set_output(None); print('† é')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=True,
+    )
+    assert done.stdout == b"\\u2020 \\xe9\n"

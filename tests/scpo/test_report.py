@@ -157,8 +157,8 @@ def test_page_has_a_plot_of_gains_variants_pairs_and_weights(page: Page) -> None
     assert len(page.all("svg")) == 4
     for text in (
         "gain over the global RM, points",
-        "minority's view, % right",
-        "pairs of a country",
+        "SCPO (filter and weight): minority's view",
+        "accuracy, %",
         "weight of a pair",
     ):
         assert text in page.text

@@ -99,28 +99,22 @@ def written_atomically(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
     """Open a new file for lines of JSON, which appears as a whole or not at all; a DataError says if it cannot be."""
-    exists = DataError(f"{path} already exists; choose another name or move it away")
     if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
         raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        if path.exists():
+            raise DataError(f"{path} already exists; choose another name or move it away")
         lines = partial.open("w", encoding="utf-8")  # replaces what a killed process with the same id left
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
     try:
         with lines as file:
-            if path.exists():
-                raise exists
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if not keep_empty and not partial.stat().st_size:
-            return
-        try:
-            path.touch(exist_ok=False)  # claims the name, so that the rename overwrites nothing written meanwhile
-        except FileExistsError as error:
-            raise exists from error
-        partial.replace(path)
+        if keep_empty or partial.stat().st_size:
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 

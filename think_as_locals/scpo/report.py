@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rich.console import RenderableType
 
 from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.evaluation import tables
-from think_as_locals.evaluation.pages import BLUE, GREY, draw, intervals_plot, read_settings, styled, svg, templates
+from think_as_locals.evaluation.pages import BLUE, draw, intervals_plot, read_settings, styled, svg, templates
 from think_as_locals.evaluation.tables import escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json, write_json, write_text
@@ -89,17 +88,13 @@ def write_report(
             name=VARIANT_NAMES[steered["variant"]],
             countries=sorted({row["country"] for row in summary["rows"]}),
             tables={title: tables.html(table, title) for title, table in found.items()},
-            gains=intervals_plot(
-                [
-                    (f"{culture_name(row['country'])}, {_PAIRS[part]}", row[part]["gain"])
-                    for row in _by_gain([row for row in summary["rows"] if _is(row, steered)])
-                    for part in ("minority", "overall")
-                    if row[part]["n"]
-                ],
-                *(0.0, "mean", "gain over the global RM, points", None),
+            gains=_accuracies(
+                [row for row in summary["rows"] if (row["variant"], row["num_pairs"]) == (steered["variant"], None)],
+                lambda row: culture_name(row["country"]),
+                "gain",
             ),
-            plane=_plane(whole),
-            efficiency=_efficiency([row for row in (*fewer, *whole) if row["variant"] in ("full", "scpo")])
+            variants=_accuracies(whole, _variant),
+            efficiency=_accuracies([row for row in (*whole, *fewer) if row["variant"] in ("full", "scpo")], _variant)
             if fewer
             else "",
             weights=_weights([row for row in whole if row["training"] and row["variant"] in ("weight", "scpo")]),
@@ -159,15 +154,11 @@ def _in_front(whole: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return next((row for row in whole if row["variant"] == "scpo"), whole[1])
 
 
-def _is(row: Mapping[str, Any], steered: Mapping[str, Any]) -> bool:
-    return row["variant"] == steered["variant"] and row["num_pairs"] is None
-
-
 def _tables(summary: dict[str, Any]) -> dict[str, DataFrame]:
     """Return the tables of a run by name: `means`, `training`, `gains`, and one by country for each of `_PAIRS`."""
     means, rows = summary["means"], [row for row in summary["rows"] if row["num_pairs"] is None]
     whole = [row for row in means if row["num_pairs"] is None]
-    steered = [row for row in rows if _is(row, _in_front(whole))]
+    steered = [row for row in rows if row["variant"] == _in_front(whole)["variant"]]
     found = {"means": _means(means), "training": _training(means[1:], summary["improved"]), "gains": _gains(steered)}
     for part, title in _PAIRS.items():
         by_country: dict[str, dict[str, str]] = {}
@@ -241,48 +232,16 @@ def _country(row: dict[str, Any]) -> str:
     return f"{culture_name(row['country'])} ({row['country']})"
 
 
-@styled
-def _plane(rows: Sequence[dict[str, Any]]) -> Markup:
-    """Return overall accuracy across and the minority's up: a point with its two intervals for each variant."""
-    measured = [row for row in rows if row["overall"]["n"] and row["minority"]["n"]]
-    if not measured:
-        return Markup()
-    plot, (axes,) = draw(4.5)
-    for row in measured:
-        x, y = (100 * row[part]["accuracy"] for part in ("overall", "minority"))
-        color = BLUE if row["variant"] == "scpo" else GREY
-        axes.plot([100 * end for end in row["overall"]["ci95"]], [y, y], color=color, alpha=0.5)
-        axes.plot([x, x], [100 * end for end in row["minority"]["ci95"]], color=color, alpha=0.5)
-        axes.plot(x, y, "o", color=color)
-        axes.annotate(VARIANT_NAMES[row["variant"]], (x, y), xytext=(6, 4), textcoords="offset points")
-    axes.set(xlabel="all pairs of that country, % right", ylabel="minority's view, % right")
-    return svg(plot)
-
-
-@styled
-def _efficiency(rows: Sequence[dict[str, Any]]) -> Markup:
-    """Return the minority's accuracy against the number of pairs of a country, a line for each variant."""
-    measured = [row for row in rows if row["minority"]["n"]]
-    if not measured:
-        return Markup()
-    plot, (axes,) = draw(3.5)
-    for variant in dict.fromkeys(row["variant"] for row in measured):
-        line = sorted(
-            ((r["training"]["pairs"], r["minority"]) for r in measured if r["variant"] == variant), key=itemgetter(0)
-        )
-        color = BLUE if variant == "scpo" else GREY
-        axes.plot(
-            [n for n, _ in line],
-            [100 * of["accuracy"] for _, of in line],
-            "o-",
-            color=color,
-            label=VARIANT_NAMES[variant],
-        )
-        for n, of in line:
-            axes.plot([n, n], [100 * end for end in of["ci95"]], color=color, alpha=0.5)
-    axes.set(xlabel="pairs of a country", ylabel="minority's view, % right")
-    axes.legend()
-    return svg(plot)
+def _accuracies(rows: Sequence[dict[str, Any]], name: Callable[[dict[str, Any]], str], part: str = "") -> Markup:
+    """Return a plot of the accuracies on the minority's view and on all pairs of each row, or of their gains."""
+    estimates = [
+        (f"{name(row)}: {_PAIRS[of]}", row[of]["gain"] if part else row[of])
+        for row in (_by_gain(rows) if part else rows)
+        for of in ("minority", "overall")
+        if row[of]["n"]
+    ]
+    axis = (0.0, "mean", "gain over the global RM, points", None) if part else ()
+    return intervals_plot(estimates, *axis) if estimates else Markup()
 
 
 @styled
