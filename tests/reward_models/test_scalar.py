@@ -55,6 +55,30 @@ def one_by_one(path: str, items: list[Item], **template_kwargs: Any) -> list[tup
     return [tuple(score(item.prompt, response) for response in item.responses) for item in items]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "turns"),
+    [
+        ("system: Be kind.\n\nuser: hello\n\nassistant: hi there\n\nuser: who?", 4),
+        ("user: hello\n\nassistant: hi there\n\nuser: who?", 3),
+        ("user: hello\n\nuser: who?", 1),  # as no template takes it
+        ("Write a dialogue.\n\nuser: hello\n\nassistant: hi", 1),
+        ("user: hello", 1),
+    ],
+)
+def test_conversation_reaches_the_template_in_its_turns(path: str, prompt: str, turns: int) -> None:
+    item = an_item(0, size=2)
+    rm = ScalarRM.load(path)
+    rows = rm.rows(rm.score_requests(dataclasses.replace(item, prompt=prompt)))
+    written = [rm.chat.tokenizer.decode(row["input_ids"]) for row in rows]
+    messages = [{"role": "user", "content": prompt}]
+    if turns > 1:
+        parts = [part.partition(": ") for part in prompt.split("\n\n")]
+        messages = [{"role": role, "content": text} for role, _, text in parts]
+    assert len(messages) == turns
+    expected = [[*messages, {"role": "assistant", "content": response}] for response in item.responses]
+    assert written == [rm.chat.text(each, add_generation_prompt=False) for each in expected]
+
+
 def flat(scores: list[tuple[float, ...]]) -> list[float]:
     return [score for each in scores for score in each]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,8 @@ from pydantic_core import PydanticCustomError
 from think_as_locals.data.languages import culture_code, culture_fault, language_tag, named_culture, similar_country
 from think_as_locals.data.rows import Fault, unpack
 from think_as_locals.types import Item, is_text
+
+_TURN = re.compile(r"(?:\A|\n\n)(system|user|assistant): ")  # as `_join_turns` writes them
 
 
 class RowModel(BaseModel):
@@ -78,6 +81,17 @@ def _join_turns(turns: Sequence[Turn]) -> str:
     if len(turns) == 1 or not any(turn.content.strip() for turn in turns):
         return "".join(turn.content for turn in turns)
     return "\n\n".join(f"{turn.role}: {turn.content}" for turn in turns)
+
+
+def split_turns(prompt: str) -> list[dict[str, str]]:
+    """Return the messages of a prompt that was a conversation of user and assistant; of any other, one of the user."""
+    head, *parts = _TURN.split(prompt)
+    turns = [{"role": role, "content": text} for role, text in zip(parts[::2], parts[1::2], strict=True)]
+    roles = [turn["role"] for turn in turns]
+    spoken = roles[1:] if roles[:1] == ["system"] else roles
+    if head or len(turns) < 2 or spoken != ["user", "assistant"] * (len(spoken) // 2) + ["user"]:
+        return [{"role": "user", "content": prompt}]
+    return turns
 
 
 Text = Annotated[str, AfterValidator(_check_text)]  # neither blank nor with half of a surrogate pair

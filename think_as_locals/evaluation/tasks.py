@@ -17,6 +17,7 @@ from pandas import DataFrame
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import SampleSection
+from think_as_locals.data.fields import split_turns
 from think_as_locals.data.load import choose, load_side
 from think_as_locals.data.sources.blend import short_answers
 from think_as_locals.engines import Messages, Sampling
@@ -188,7 +189,7 @@ def samplings(section: SampleSection, seed: int) -> Iterator[Sampling]:
 
 def user_turn(item: Item) -> Messages:
     """Return an item's prompt as a conversation."""
-    return [{"role": "user", "content": item.prompt}]
+    return split_turns(item.prompt)
 
 
 def qualities(

@@ -84,7 +84,7 @@ class ImplicitRM(BatchScorer):
 
     def rows(self, requests: Sequence[Request]) -> list[TokenRow]:
         turns = self._turns(requests)
-        prompts = [self.chat.text(messages[:1], add_generation_prompt=True) for messages in turns]
+        prompts = [self.chat.text(messages[:-1], add_generation_prompt=True) for messages in turns]
         texts = [self.chat.text(messages, add_generation_prompt=False) for messages in turns]
         for request, prompt, text in zip(requests, prompts, texts, strict=True):
             if not prompt or not text.startswith(prompt):

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 
+from think_as_locals.data.fields import split_turns
 from think_as_locals.engines import Chat, Messages, packing
 from think_as_locals.engines.transformers_engine import attention, on_device, require_all_read, require_embeddings
 from think_as_locals.judging import reorder_responses
@@ -104,13 +105,13 @@ class BatchScorer(ResponseScorer):
         """Return the scores of a batch (B,)."""
 
     def _turns(self, requests: Sequence[Request]) -> list[Messages]:
-        """Return a user turn and an assistant turn for each request, with special tokens neutralised."""
+        """Return the turns of the prompt and an assistant's for each request, with special tokens neutralised."""
         special = self.chat.special_tokens
         self.chat.check_texts(dict.fromkeys(request.item for request in requests))
         return [
             [
-                {"role": "user", "content": break_tokens(request.item.prompt, special)},
-                {"role": "assistant", "content": break_tokens(request.responses[0], special)},
+                {**turn, "content": break_tokens(turn["content"], special)}
+                for turn in (*split_turns(request.item.prompt), {"role": "assistant", "content": request.responses[0]})
             ]
             for request in requests
         ]
@@ -268,7 +269,8 @@ class ScalarRM(BatchScorer):
             texts = [self.chat.text(messages, add_generation_prompt=False) for messages in turns]
             encoded = tokenizer(texts, add_special_tokens=False)
         else:
-            encoded = tokenizer(*([messages[i]["content"] for messages in turns] for i in (0, 1)))
+            prompts = [break_tokens(request.item.prompt, self.chat.special_tokens) for request in requests]
+            encoded = tokenizer(prompts, [messages[-1]["content"] for messages in turns])
         names = encoded.keys() & inspect.signature(self.model.forward).parameters.keys()
         rows = [{name: encoded[name][i] for name in sorted(names)} for i in range(len(requests))]
         if (reward_token := getattr(self.model.config, "reward_token_id", None)) is not None:
