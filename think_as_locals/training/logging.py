@@ -92,7 +92,7 @@ class EvaluationView:
         if time.monotonic() - self._printed >= _LINE_EVERY_S:
             self._printed = time.monotonic()
             self._console.print(
-                f"evaluation at step {self._step}: {self._done:,} of {total:,} judgements", highlight=False
+                f"{_now()}  evaluation at step {self._step}: {self._done:,} of {total:,} judgements", highlight=False
             )
 
 
@@ -166,6 +166,10 @@ _METRICS = {  # metric -> label and format
 _LINE_EVERY_S = 15.0
 
 
+def _now() -> str:
+    return time.strftime("%H:%M:%S")
+
+
 class LiveView(TrainerCallback):
     """Shows a stage as a live panel in a terminal, and as plain lines elsewhere."""
 
@@ -220,7 +224,7 @@ class LiveView(TrainerCallback):
             figures = [f"{name} {value}" for name, value in self._figures()]
             if left := self._progress.tasks[0].time_remaining:
                 figures.append(f"left {left:.0f} s")
-            line = "  ".join([f"{self._stage} {state.global_step}/{state.max_steps}", *figures])
+            line = "  ".join([_now(), f"{self._stage} {state.global_step}/{state.max_steps}", *figures])
             self._console.print(line, highlight=False, soft_wrap=True)  # in a log, a line is a line
 
     def close(self) -> None:
