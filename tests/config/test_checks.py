@@ -240,7 +240,6 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
         ([], "no default for editor.model, editor.url"),
         ([*EDITOR, "probes=[XX]"], "probes.0: got 'XX', expected 'CC', 'RC', 'CL' or 'RP'"),
         ([*EDITOR, "probes=[CL,RC,CL]"], "probes: got CL, RC, CL, expected each once"),
-        ([*EDITOR, "temperature=0"], "tries: got 3, but at temperature 0 all are the same"),
         ([*EDITOR, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
     ],
     SAMPLE: [

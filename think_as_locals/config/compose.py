@@ -147,7 +147,7 @@ def reason(error: Exception) -> str:
     """Return an error's message on one line, without the folders that Hydra searched."""
     message = str(error).partition("Config search path")[0]
     message = re.sub(rf"'{_RECIPE}'|\"[^\"]*{_RECIPE}\.yaml\"", "the recipe", message)
-    return cut(" ".join(message.split())) or type(error).__name__
+    return cut(" ".join(message.split()), 500) or type(error).__name__
 
 
 def nearest(name: object, known: Sequence[str]) -> str:

@@ -254,8 +254,6 @@ def _demonstration_faults(config: DemonstrationConfig) -> Iterator[str]:
 def _edit_faults(config: EditConfig) -> Iterator[str]:
     if len(set(config.probes)) < len(config.probes):
         yield f"probes: got {', '.join(config.probes)}, expected each once"
-    if config.tries > 1 and not config.temperature:
-        yield f"tries: got {config.tries}, but at temperature 0 all are the same: raise it, or set tries=1"
 
 
 def _evaluation_faults(config: EvaluationConfig) -> Iterator[str]:

@@ -247,6 +247,10 @@ class ScalarRM(BatchScorer):
         config = model.config.get_text_config()
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
         pad_id = declared if declared is not None and 0 <= declared < config.vocab_size else None
+        full = model.dtype == torch.float32
+        reason = packing.prepare_classifier(model, tokenizer)
+        if reason := reason or packing.scores_differ(model, pad_id, model.device, full_precision=full):
+            _logger.warning("%s: prompts are not shared, each response is scored with its own: %s", path, reason)
         return cls(
             path=path,
             model=model,
@@ -254,7 +258,7 @@ class ScalarRM(BatchScorer):
             pad_id=pad_id,
             max_length=resolve_max_length(path, model, tokenizer, max_length),
             new_head_seed=new_head_seed,
-            unshared_reason=_share_prompts(path, model, tokenizer, pad_id),
+            unshared_reason=reason,
             **settings,
         )
 
@@ -313,16 +317,6 @@ class ScalarRM(BatchScorer):
 def until_scored(ids: list[int], pad_id: int | None) -> list[int]:
     """Return a row's tokens up to the one that a decoder's head scores: the last that is not `pad_id`."""
     return ids[: max((i for i, token in enumerate(ids) if token != pad_id), default=0) + 1]
-
-
-def _share_prompts(path: str, model: Any, tokenizer: Any, pad_id: int | None) -> str | None:
-    """Prepare a model for packed rows; return (and log) why it cannot take them, or `None`."""
-    reason = packing.prepare_classifier(model, tokenizer) or packing.scores_differ(
-        model, pad_id, model.device, full_precision=model.dtype == torch.float32
-    )
-    if reason:
-        _logger.warning("%s: prompts are not shared, each response is scored with its own: %s", path, reason)
-    return reason
 
 
 def _load_model(path: str, dtype: str, device_map: str | None, revision: str | None, new_head_seed: int | None) -> Any:

@@ -6,19 +6,13 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeVar
+from typing import Any, BinaryIO, TextIO
 
 from think_as_locals.types import DataError
-
-if TYPE_CHECKING:
-    import pyarrow
-
-Thing = TypeVar("Thing")
 
 DISK_FAULTS = {
     errno.ENOSPC: "free the disk",
@@ -164,32 +158,14 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def write_parquet(
-    path: Path, things: Iterable[Thing], table: Callable[[list[Thing]], pyarrow.Table], schema: pyarrow.Schema
-) -> Iterator[Thing]:
-    """Yield things, and write them to a Parquet table: atomically, and with few rows in memory."""
-    import pyarrow.parquet
-
-    with written_atomically(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        rest = iter(things)
-        while some := list(islice(rest, _ROW_GROUP)):
-            writer.write_table(table(some))
-            yield from some
-
-
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet table; a `DataError` if it cannot be read."""
-    for batch in parquet_batches(path):
-        yield from batch.to_pylist()
-
-
-def parquet_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the columns of a Parquet table, of some rows at a time; a `DataError` if it cannot be read."""
+    """Yield the rows of a Parquet table, with few of them in memory; a `DataError` if it cannot be read."""
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:  # else all that was read stays in memory
-            yield from table.iter_batches(batch_size=_ROW_GROUP)
+            for batch in table.iter_batches(batch_size=_ROW_GROUP):
+                yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable table: {error}") from error
 

@@ -143,10 +143,6 @@ class RunFolder(StageFolder):
         """The scored completions of an optimizer step."""
         return self.completions_dir / f"step-{step:06d}.parquet"
 
-    def completions_steps(self) -> dict[int, Path]:
-        """All files of completions by step, in order."""
-        return _by_step(self.completions_dir.glob("*.parquet"))
-
     def variant(self, name: str) -> StageFolder:
         """SCPO: the training of a variant, e.g. `TH/scpo-seed-0`."""
         return StageFolder(self.path / "variants" / name)

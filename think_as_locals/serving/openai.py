@@ -107,7 +107,7 @@ def add_routes(app: FastAPI, judge: Judge, name: str) -> None:
             sampling = replace(sampling, temperature=request.temperature, seed=seed)
         if item is None:
             messages = _conversation(request.messages, judge.engine.special_tokens)
-            rollout, verdict = await run_in_threadpool(_complete, judge, messages, sampling), None
+            (rollout,), verdict = await run_in_threadpool(sample_all, judge.engine, [messages], sampling), None
         else:
             rollout, verdict = await run_in_threadpool(_judge, judge, item, sampling)
         written = {"role": "assistant", "content": rollout.text, "refusal": None, "judgement": verdict}
@@ -146,13 +146,9 @@ def _conversation(messages: list[ChatMessage], special_tokens: tuple[str, ...]) 
     return [{"role": message.role, "content": message.text} for message in messages]
 
 
-def _complete(judge: Judge, messages: Messages, sampling: Sampling) -> Rollout:
-    return sample_all(judge.engine, [messages], sampling)[0]
-
-
 def _judge(judge: Judge, item: Item, sampling: Sampling) -> tuple[Rollout, dict[str, Any]]:
     judge.engine.check_texts([item])
     (request,) = judge.requests(item)
-    rollout = _complete(judge, judge.conversation(request), sampling)
+    (rollout,) = sample_all(judge.engine, [judge.conversation(request)], sampling)
     (scored,) = combine(judge, [(item, [{"text": rollout.text, "finish_reason": rollout.finish_reason}])])
     return rollout, scored.record()
