@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pty
 import re
 import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from conftest import ROOT, Tal, command, launch
+from conftest import ROOT, Tal
 from extras import run_with
 from peft import LoraConfig, get_peft_model
 from reward_models.tiny import ITEMS, write_classifier, write_language_model
@@ -58,25 +54,11 @@ def test_missing_train_extra_exits_2_with_install_command(words: tuple[str, ...]
     assert "Traceback" not in done.stderr
 
 
-def test_missing_serve_extra_names_train_and_serve() -> None:
-    done = without_extras("serve", "a-judge")
-    remedy = "tal: this needs uvicorn, which is not installed; pip install 'think-as-locals[train,serve]'\n"
-    assert (done.returncode, done.stderr) == (2, remedy)
-
-
 def test_doctor_runs_without_extras_and_lists_missing_packages() -> None:
     done = without_extras("doctor", "recipes/quickstart.yaml")
     assert done.returncode == 1, done.stderr
     (line,) = re.findall("packages accelerate, .*? torch, .*?\\[train\\]", " ".join(done.stdout.split()))
     assert line.endswith("wandb: not installed; pip install 'think-as-locals[train]")
-
-
-def test_missing_module_outside_all_extras_raises_module_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_spec("nobodys_module") is None
-    monkeypatch.setattr("think_as_locals.cli.results._compare", lambda _: __import__("nobodys_module"))
-    monkeypatch.setattr(sys, "argv", ["tal", "compare", "a", "b"])
-    with pytest.raises(ModuleNotFoundError, match="nobodys_module"):
-        main()
 
 
 @pytest.mark.parametrize(
@@ -116,12 +98,6 @@ def test_invalid_command_line_names_the_expected_input(words: list[str], expecte
     assert expected in done.out + done.err
 
 
-def test_missing_data_file_is_reported(tal: Tal) -> None:
-    done = tal("run", "quickstart", "data=rows", "data.path=no.csv")
-    lacking = "tal: this machine lacks what quickstart needs:\n  - data: no.csv does not exist; set data.path\n"
-    assert (done.status, done.err) == (2, lacking)
-
-
 # --- tal judge ---
 
 
@@ -158,14 +134,6 @@ def test_judging_a_file_matches_the_judge_api(tal: Tal, judge: str, tmp_path: Pa
         assert record["completion"] == judgement.completion
         assert record["issues"] == list(judgement.issues)
         assert [item.responses[i] for i in record["order"]] == list(shuffle_responses(item).responses)
-
-
-def test_judge_names_the_items_that_are_too_long(tal: Tal, judge: str, tmp_path: Path) -> None:
-    items = [replace(ITEMS[0], id=str(n), prompt="Why? " + "And? " * 5000 * (n % 2)) for n in range(5)]
-    jsonl.write(items, tmp_path / "items.jsonl")
-    done = tal("judge", judge, str(tmp_path / "items.jsonl"))
-    assert (done.status, done.out) == (2, "")
-    assert done.err.startswith("tal: '1', '3': a prompt of ")
 
 
 def test_judge_prints_a_single_item_as_readable_text(tal: Tal, judge: str) -> None:
@@ -222,13 +190,6 @@ def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, jud
     assert (done.status, "mine.jsonl:1: culture: Field required" in done.err) == (2, True)
 
 
-def test_judge_accepts_training_pairs_from_csv(tal: Tal, judge: str, tmp_path: Path) -> None:
-    pairs = "prompt,chosen,rejected,country\nGreeting?,A wai.,A bow.,Thailand\nFarewell?,A wai.,A kiss.,\n"
-    (tmp_path / "pairs.csv").write_text(pairs)
-    lines = tal("judge", judge, str(tmp_path / "pairs.csv"), "--culture", "JP").out.splitlines()
-    assert [line for line in lines if line in ("Thailand", "Japan")] == ["Thailand", "Japan"]
-
-
 def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(
     tal: Tal, judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,26 +216,11 @@ def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(
     assert (done.status, done.err) == (2, refused)
 
 
-def test_judge_reads_rows_from_a_named_pipe(tal: Tal, judge: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    row = json.dumps({"prompt": "Greeting?", "responses": ["A bow.", "A wai."], "culture": None})
-    with subprocess.Popen(["sh", "-c", f"echo '{row}' > {tmp_path}/pipe"]):
-        assert len(records(tal, judge, str(tmp_path / "pipe"))) == 1
-
-
 def test_invalid_culture_code_suggests_the_correct_one(tal: Tal, judge: str) -> None:
     for given, meant in (("UK", "GB"), ("th", "TH"), ("Thialand", "TH")):
         done = tal("judge", judge, *ONE_ITEM, "--culture", given)
         assert (done.status, f"--culture: got {given!r}, expected " in done.err) == (2, True)
         assert f"did you mean {meant!r}" in done.err
-
-
-def test_folder_without_model_is_reported_in_one_line(tal: Tal, tmp_path: Path) -> None:
-    done = tal("judge", str(tmp_path), *ONE_ITEM)
-    assert done == (2, "", f"tal: model: {tmp_path} is a directory without config.json\n")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").touch()
-    assert f"a run's model is {tmp_path}/model" in tal("judge", str(tmp_path), *ONE_ITEM).err
 
 
 @pytest.mark.slow
@@ -382,40 +328,6 @@ def test_library_deprecation_warnings_are_shown_only_if_verbose(monkeypatch: pyt
         assert len(given) == shown
 
 
-def test_spawned_vllm_processes_respect_the_output_level(tmp_path: Path) -> None:
-    (tmp_path / "tal.py").write_text(
-        "import logging, multiprocessing, warnings\n"
-        "from think_as_locals.cli import main\n"
-        "def log():\n"
-        "    logging.getLogger('vllm.triton_utils').warning('Disabling Triton.')\n"
-        "    warnings.warn('`torch.distributed.reduce_op` is deprecated', FutureWarning)\n"
-        "    logging.getLogger('vllm').error('gone')\n"
-        "if __name__ == '__main__':\n"
-        "    process = multiprocessing.get_context('spawn').Process(target=log)\n"
-        "    process.start()\n"
-        "    process.join()\n"
-    )
-    for level, lines in (("normal", 1), ("verbose", 4)):  # a warning has a line of code below it
-        done = launch(sys.executable, str(tmp_path / "tal.py"), TAL_OUTPUT=level)
-        assert len(done.stderr.splitlines()) == lines, done.stderr
-        assert done.stderr.endswith("gone\n")
-
-
-def test_no_color_codes_without_terminal_or_with_no_color(tmp_path: Path) -> None:
-    words = [command("tal"), "recipes"]
-    assert "\x1b" not in launch(*words).stdout
-    parent, child = pty.openpty()
-    subprocess.run(words, stdout=child, env={**os.environ, "NO_COLOR": "1", "TERM": "xterm"}, check=True)
-    os.close(child)
-    shown = b""
-    with suppress(OSError):  # the end of a pseudo-terminal
-        while part := os.read(parent, 4096):
-            shown += part
-    os.close(parent)
-    assert b"quickstart" in shown
-    assert not re.search(rb"\x1b\[[0-9;]*[34][0-9]", shown)
-
-
 def test_print_config_outputs_only_the_configuration(tal: Tal) -> None:
     done = tal("run", "quickstart", "seed=3", "--print-config", "run.name=mine")
     assert yaml.safe_load(done.out) == load_recipe("quickstart", ["seed=3", "run.name=mine"]).model_dump()
@@ -492,13 +404,6 @@ def test_dry_run_counts_launch_processes_and_lists_missing_resources(tal: Tal) -
     assert "model.path: ./nowhere: neither a directory nor a Hub id" in done.out
     done = tal("run", *words, "run.launch=null", "--dry-run")
     assert (done.status, "(2) must be divisible by num_generations (16)" in done.err) == (2, True), done.err
-
-
-def test_dry_run_plan_is_available_as_json(tal: Tal) -> None:
-    words = ["carb", "data=quickstart_cards", "data.languages=[en]", "eval.items=test"]
-    assert ["reward models", "constant"] in json.loads(tal("run", *words, "--dry-run", "--json").out)["plan"]
-    done = tal("run", *words, "--print-config", "--json")
-    assert (done.status, "--print-config prints YAML" in done.err) == (2, True)
 
 
 def test_control_characters_in_keys_are_escaped_in_errors(

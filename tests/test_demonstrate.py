@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PLANTED, Tal
+from conftest import Tal
 from items import RUBRIC, day_items
 from loopback import Answer, Received, answering, completion
 from reward_models.scripted import shown_in
@@ -109,32 +108,6 @@ def test_correct_completions_keep_provenance_with_yield_per_culture(tal: Tal, wo
     ]
 
 
-def test_each_item_of_a_mix_is_demonstrated_once(tal: Tal, words: list[str], tmp_path: Path) -> None:
-    for name, part in (("early", ITEMS[:3]), ("right_on_a_later_try", ITEMS[3:]), ("again", ITEMS[2:])):
-        jsonl.write(part, tmp_path / f"{name}.jsonl")
-    of_run = [word for word in words if not word.startswith("data")]
-
-    def mix(*names: str) -> list[str]:
-        chosen = [[f"data.mix.{name}=jsonl", f"data.mix.{name}.path={tmp_path / name}.jsonl"] for name in names]
-        return [of_run[0], "data=mix", *chain.from_iterable(chosen), *of_run[1:]]
-
-    with teacher_server(right_on_a_later_try) as (teacher, _):
-        done = tal(*mix("early", "right_on_a_later_try"), *teacher, "--json")
-        twice = tal(*mix("early", "again"), *teacher, "run.name=twice")
-        weighted = tal(
-            *mix("early", "right_on_a_later_try"),
-            *teacher,
-            *("data.weights={early: 1, right_on_a_later_try: 2}", "data.shuffle_labels=true", "run.name=weighted"),
-        )
-    assert done.status == 0, done.err
-    assert (json.loads(done.out)["n"], len(rows(tmp_path))) == (8, 7)
-    assert {item.id for item in ITEMS[:7]} == {row["item"]["id"] for row in rows(tmp_path)}
-    assert (twice.status, "data.mix.again: item 'item-2' is in another source too" in twice.err) == (2, True), twice.err
-    assert weighted.status == 2
-    assert "data.weights: only weights training items" in weighted.err
-    assert "data.shuffle_labels: a control for training" in weighted.err
-
-
 def verdict_index(completion: str) -> int:
     return LABELS.index(completion.partition("<verdict>")[2][0])
 
@@ -144,29 +117,6 @@ def test_item_with_reserved_tag_in_teacher_tokenizer_is_rejected(tal: Tal, words
     jsonl.write([replace(ITEMS[0], prompt="So ¤verdict€A")], tmp_path / "odd.jsonl")
     done = tal(*words, f"data.path={tmp_path / 'odd.jsonl'}", f"teacher.path={path}")
     assert (done.status, "reads the reserved tag '<verdict>A' in 'So ¤verdict€A'" in done.err) == (2, True), done.err
-
-
-def test_third_party_recipe_can_only_send_the_server_key(
-    tal: Tal, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in PLANTED.items():
-        monkeypatch.setenv(name, value)
-    received: list[str] = []
-
-    def respond(request: Received) -> Answer:
-        received.append(f"{request.headers} {request.body}")
-        return 400, "no more", {}
-
-    with answering(respond) as url:
-        server = f"  kind: server\n  url: {url}/v1\n  model: big\n  key_variable: "
-        for name in PLANTED:
-            recipe = tmp_path / "theirs.yaml"
-            recipe.write_text(
-                "defaults: [/demonstrate, override /rm@teacher: server, _self_]\nteacher:\n" + server + name
-            )
-            done = tal("run", str(recipe), *words[1:-1])
-            assert (done.status, "key_variable: String" in done.err) == (2, name != "VLLM_API_KEY"), done.err
-    assert {name for name, value in PLANTED.items() if value in "".join(received)} == {"VLLM_API_KEY"}
 
 
 def test_resume_after_failure_repeats_no_request(tal: Tal, words: list[str], tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from conftest import Tal
 from items import make_item
 from loopback import Answer, Received, answering, completion
 from reward_models.scripted import serving
-from reward_models.tiny import write_language_model
 
 from think_as_locals.data.edit_rules import prompt_text
 from think_as_locals.data.sources import jsonl
@@ -186,20 +185,3 @@ def test_failed_run_resumes_and_overwrites_nothing(tal: Tal, words: list[str], t
     assert done.status == 0, done.err
     assert set(answered.values()) == {1}
     assert len(rows(tmp_path)) == 22
-
-
-def test_local_model_without_valid_edits_writes_only_the_yield(tal: Tal, words: list[str], tmp_path: Path) -> None:
-    model = write_language_model(tmp_path / "model", 0)
-    local = ["editor=model", f"editor.path={model}", "tries=1", "max_completion_length=8", "probes=[RC,CL]"]
-    done = tal(*words, *local)
-    assert (done.status, (tmp_path / "edited" / "edits.jsonl").exists()) == (2, False)
-    assert "no edit of 6 items keeps the rules: " in done.err
-    found = json.loads((tmp_path / "edited" / "yield.json").read_text())["probes"]
-    assert {probe: part["rejected"] for probe, part in found.items()} == {"RC": 6, "CL": 6}
-
-
-def test_unknown_language_is_rejected(tal: Tal, words: list[str]) -> None:
-    done = tal(
-        *words, "language=Xish", "editor.url=http://127.0.0.1:1/v1", "editor.model=m", "editor.key_variable=null"
-    )
-    assert (done.status, "language: got 'Xish', expected an English name or a BCP-47 tag" in done.err) == (2, True)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from conftest import QUICK, SMALL, Tal
 from data.tables import write
+from documents import blocks
 from fastapi.testclient import TestClient
-from readme.parts import blocks
 from reward_models.tiny import ITEMS
 
 from think_as_locals.config.checks import load_data_config, load_recipe
@@ -180,16 +180,6 @@ def test_init_rejects_unusable_rows_and_creates_nothing(
     done = tal("init", "mine", "--from", "my.jsonl")
     assert (done.status, message in done.err) == (2, True), done.err
     assert [path.name for path in tmp_path.iterdir()] == ["my.jsonl"]
-
-
-def test_init_warns_about_non_english_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
-    monkeypatch.chdir(tmp_path)
-    pair = {"chosen": "ไหว้ด้วยการพนมมือ", "rejected": "จับมือแน่น ๆ", "culture": "ไทย"}
-    write(Path("my thai.csv"), [{"prompt": f"คนไทยทักทายผู้ใหญ่คนที่ {i} อย่างไร"} | pair for i in range(3)])
-    done = tal("init", "mine", "--from", "my thai.csv")
-    assert "; tal data validate 'my thai.csv' lists them\n" in done.out
-    assert (done.status, "cultures: TH 3\nlanguages: en 3" in done.out) == (0, True), done
-    assert "some texts are not in the language of their row (English if it names none)" in done.out
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,6 @@ from think_as_locals.types import RunStoppedError
 pytestmark = pytest.mark.slow
 
 
-def test_accelerate_launches_a_recipe_file(small_run: Path) -> None:
-    assert (small_run / "report.html").is_file()
-
-
 def test_two_processes_share_one_run_under_zero2_with_lora(tmp_path: Path, warm_python: str) -> None:
     recipe = tmp_path / "quickstart.yaml"
     recipe.write_text("defaults:\n  - /recipes/quickstart\n  - override /lora: rank16\n  - _self_\n")
@@ -76,20 +72,6 @@ def test_preflight_error_is_raised_before_torch_is_imported() -> None:
         "except PreflightError: sys.exit('torch' in sys.modules)"
     )
     assert launch(sys.executable, "-c", code).returncode == 0
-
-
-def test_misspelled_override_suggests_the_nearest_name(tal: Tal) -> None:
-    done = tal("run", "recipes/quickstart.yaml", "data.splt=group")
-    assert (done.status, "did you mean 'data.split'?" in done.err) == (2, True)
-
-
-def test_invalid_data_is_rejected_before_run_folder_exists(tmp_path: Path, tal: Tal) -> None:
-    rows = tmp_path / "items.jsonl"
-    rows.write_text('{"id": "1"}\n', encoding="utf-8")
-    where = ["data=jsonl", f"data.path={rows}", f"run.dir={tmp_path}", "run.name=mine"]
-    done = tal("run", "recipes/quickstart.yaml", *where)
-    assert (done.status, f"{rows}:1" in done.err) == (2, True)
-    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,6 @@ SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / "tests" / "gpu" / "wh
 CONFIGURATIONS = sorted((ROOT / "launch").glob("*.yaml"))
 
 
-def test_scripts_exist_for_node_slurm_and_vllm_server() -> None:
-    assert {path.stem for path in SCRIPTS} >= {"node", "slurm", "slurm_vllm", "vllm_server"}
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_script_is_valid_short_and_sets_no_hyperparameters(script: Path) -> None:
     text = script.read_text(encoding="utf-8")
@@ -124,8 +120,3 @@ def test_node_script_waits_for_workers_to_save_after_slurm_signal(tmp_path: Path
         _, errors = script.communicate(timeout=30)
     assert script.returncode == 75, errors
     assert "saved after" in errors
-
-
-def test_slurm_vllm_script_requires_an_api_key() -> None:
-    words = ["launch/slurm_vllm.sh", "MODEL", "recipes/tal_grpo.yaml"]
-    assert "export it before sbatch" in launch("env", "-u", "VLLM_API_KEY", *words).stderr

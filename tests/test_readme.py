@@ -1,8 +1,6 @@
-"""README.md and the guides: their commands and Python code run, and the names they mention exist.
+"""README.md and the guides: commands parse and their settings load, Python code runs, and the names they mention exist.
 
-Commands are run as written (`readme/ways.py`). Those that train stop where
-training would start (`test_quickstart.py`, `test_newcomer.py`, `test_launch.py`, `sweeps/`, `training/` go on), and
-those that need a GPU stop at the message that there is none.
+What the README tells a newcomer to type is run from the first line to the last by `test_init.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +9,8 @@ import ast
 import inspect
 import json
 import re
+import tomllib
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,18 +19,18 @@ from typing import Any
 import openai
 import pytest
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from conftest import ROOT, Tal
+from conftest import ROOT, launch
+from documents import DOCUMENTS, TEXT, Block, Command, blocks, commands, is_commands, spans
 from fastapi.testclient import TestClient
-from readme.parts import DOCUMENTS, OWN_REWARDS, TEXT, Block, Command, blocks, commands, is_commands, spans
-from readme.reader import Reader
-from readme.ways import LOCAL, SMALL, WAYS
-from serving.judges import Longest, judge_of
-from test_evaluate import ROWS as CANDIDATES
+from serving.judges import Longest, judge_of, settings
 
 from think_as_locals import Item, Judge, parse
-from think_as_locals.config.checks import load_config
+from think_as_locals.cli import _parse
+from think_as_locals.config.checks import load_config, load_data_config
 from think_as_locals.config.compose import ASSETS, compose_recipe, group_options, recipes
+from think_as_locals.config.launch import find_launch
 from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import jsonl
 from think_as_locals.integrations import inspect_tasks as inspect_registry
@@ -38,66 +38,95 @@ from think_as_locals.integrations.rewardbench_judge import plug_in
 from think_as_locals.integrations.trl_reward import judge_reward
 from think_as_locals.judging.prompt import prompt_names
 from think_as_locals.reward_models.group import GroupReward
-from think_as_locals.run import start
 from think_as_locals.serving.app import create_app
 from think_as_locals.serving.server import load_server
+from think_as_locals.sweeps import sweep
 from think_as_locals.types import ITEM_FIELDS
 
 PACKAGE = ROOT / "think_as_locals"
+OWN_RECIPES = ("RECIPE", "judge.yaml", "one_gpu.yaml")  # a reader's, which begin with the quick start
 
 
-@pytest.fixture
-def reader(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> Reader:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    return Reader(tmp_path, request, monkeypatch, tal)
+def check_settings(recipe: str, overrides: list[str], multirun: bool = False) -> None:
+    """Load a recipe, or each job of its sweep."""
+    recipe = "quickstart" if recipe in OWN_RECIPES else recipe
+    if multirun:
+        assert sweep.plan(recipe, overrides)
+    else:
+        load_config(recipe, overrides)
 
 
-@pytest.fixture(scope="module")
-def evaluation(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an evaluation that measured three reward models, probed them and had them choose."""
-    folder = tmp_path_factory.mktemp("runs")
-    rows = folder / "candidates.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in CANDIDATES))
-    rms = [
-        *("rms.mine=judge", f"rms.mine.path={small_run}/model"),
-        *("rms.random=classifier", f"rms.random.path={small_run}/model", "rms.random.new_head_seed=0"),
-    ]
-    more = ["eval.probes=true", f"eval.candidates={rows}", f"run.dir={folder}", "run.name=three"]
-    start("recipes/carb.yaml", [*rms, *SMALL, *more])
-    return folder / "three"
+def check_tal(words: list[str]) -> None:
+    if len(words) == 1 or words == ["data", "edit"]:  # a command by its name alone
+        with pytest.raises(SystemExit) as ended:
+            _parse([*words, "--help"])
+        assert ended.value.code == 0
+        return
+    arguments = _parse(words)
+    if words[0] == "launch":
+        check_launch([arguments.recipe, *arguments.rest])
+    elif "recipe" in arguments and words[0] not in ("recipes", "doctor"):
+        check_settings(arguments.recipe, arguments.overrides, getattr(arguments, "multirun", False))
+    elif words[:2] in (["data", "build"], ["data", "validate"]):
+        path = [f"data.path={arguments.path}"] if "data=" in " ".join(words) and words[1] == "validate" else []
+        load_data_config([*(word for word in arguments.overrides if not word.startswith("out=")), *path])
+    elif words[0] == "serve":
+        assert load_server("a/judge", arguments.overrides)
 
 
-# --- commands ---
+def check_launch(words: list[str]) -> None:
+    """`accelerate launch`, and `tal launch`, which takes its options behind the recipe."""
+    options = [word for word in words if word.startswith("--") or words[words.index(word) - 1] == "--config_file"]
+    arguments = launch_command_parser().parse_args([*options, *(word for word in words if word not in options)])
+    if arguments.config_file:
+        load_config_from_file(str(find_launch(Path(arguments.config_file).stem)))
+    if arguments.training_script:
+        check_settings(arguments.training_script, arguments.training_script_args)
 
 
-def _case(command: Command) -> Any:
-    """One that needs a trained run is slow."""
-    return pytest.param(command, id=command.text, marks=[pytest.mark.slow] if "runs/" in command.text else [])
-
-
-@pytest.mark.parametrize("command", [_case(command) for command in commands()])
-def test_command_runs_as_documented(reader: Reader, command: Command) -> None:
-    ways = [way for pattern, way in WAYS.items() if re.fullmatch(pattern, command.text)]
-    assert len(ways) == 1, f"say in readme/ways.py how {command.text!r} is run"
-    ways[0](reader, command)
-
-
-def test_every_way_matches_a_documented_command() -> None:
-    for pattern in WAYS:
-        assert any(re.fullmatch(pattern, command.text) for command in commands()), pattern
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.text)
+def test_command_parses_and_its_settings_load(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    program, *words = command.words()
+    if program == "tal":
+        for each in {tuple(words), tuple(command.words(optional=True)[1:])}:
+            check_tal([*each])
+    elif program == "accelerate":
+        launched = ["RECIPE"] if words == ["launch"] else words[1:]
+        check_launch(launched)
+    elif program == "make":
+        assert launch("make", "--dry-run", *words).returncode == 0
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert {*re.findall(r"\[(.+?)\]", command.text)[0].split(",")} <= {*extras}
+    elif program in ("sbatch", "python", "launch/vllm_server.sh"):
+        (script, *_) = (word for word in (program, *words) if "/" in word)
+        assert (ROOT / script).is_file()
+    elif program == "curl":
+        given = dict(zip(words[1::2], words[2::2], strict=True))
+        host, _, route = words[0].partition("/")
+        assert host == f"localhost:{load_server('a/judge').port}"
+        with TestClient(create_app(judge_of(Longest()), settings(), None), "http://127.0.0.1") as client:
+            answer = client.post(f"/{route}", content=given["-d"], headers=dict([given["-H"].split(": ")]))
+        assert [each["verdict"] for each in answer.json()["judgements"]] == [0]
+    else:
+        assert program in ("export", "inspect", "hf", "cd")
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.settings or c.options], ids=lambda c: c.text)
-def test_settings_and_options_in_command_comments_exist(reader: Reader, command: Command) -> None:
-    words = command.words()
-    launched = words[0] == "accelerate"  # whose help shows a part of its options
-    known = launch_command_parser()._option_string_actions if launched else reader.tal(words[1], "--help")[1]
+def test_settings_and_options_in_command_comments_exist(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *words = command.words()
+    if program == "accelerate":  # whose help shows a part of its options
+        known: Any = launch_command_parser()._option_string_actions
+    else:
+        with pytest.raises(SystemExit):
+            _parse([words[0], "--help"])
+        known = capsys.readouterr().out
     assert all(option in known for option in command.options)
-    if words[1] == "serve":
+    if words[0] == "serve":
         assert load_server("a/judge", command.settings)
     elif command.settings:
-        assert load_config(words[2], command.settings)
+        load_config(words[1], command.settings)
 
 
 # --- Python, and what judges write ---
@@ -128,15 +157,22 @@ def test_yaml_blocks_parse(text: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in blocks() if block.language == "python"])
-def test_python_block_runs(reader: Reader, item: Item, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader.words(Command(block.text.replace('"', " "), ""))
+def test_python_block_runs(
+    small_run: Path, item: Item, block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in ("runs/NAME", "owner/judge"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).symlink_to(small_run if name == "runs/NAME" else small_run / "model")
+    (tmp_path / "items.jsonl").write_text(json.dumps(asdict(item)) + "\n")
     names: dict[str, Any] = {}
-    with TestClient(create_app(judge_of(Longest()), load_server("runs/NAME/model"), None), LOCAL) as server:
+    with TestClient(create_app(judge_of(Longest()), settings(), None), "http://127.0.0.1") as server:
         monkeypatch.setattr("openai.OpenAI", partial(openai.OpenAI, http_client=server))
         exec(block.text, names)  # noqa: S102 - ours
     if "client" in names:
         assert names["answer"].choices[0].message.judgement["verdict"] == 1
-    elif block.text == OWN_REWARDS:
+    elif "local_words" in names:
         assert names["local_words"](parse("With palms, with elbows.", 4), item) == 0.25
     elif "trainer" in names:
         rewards = [log for log in names["trainer"].state.log_history if "rewards/judge_rewards/mean" in log]

@@ -98,18 +98,6 @@ def test_resumed_sampling_repeats_nothing_and_keeps_provenance(tal: Tal, tmp_pat
     assert [row.question_group for row in read] == [f"day-{i}" for i in range(6)]
 
 
-def test_judge_scores_candidates_without_reference_answers(tal: Tal, tmp_path: Path) -> None:
-    with policy_server(lambda number, _: f"A{'h' * (10 * number)}.") as (url, _):
-        scorer = ["sample.scorer=server", f"sample.scorer.url={url}", "sample.scorer.model=judge"]
-        more = ["sample=prompts", *scorer, "sample.scorer.key_variable=null", "sample.scorer.protocol=round_robin"]
-        done = tal("sample", more[0], *words(tmp_path, url), *more[1:], "run.name=drawn")
-    assert done.status == 0, done.err
-    read = read_candidates(tmp_path / "drawn" / "candidates.jsonl")
-    assert {row.qualities for row in read} == {(0.0, 0.5, 1.0)}  # the share of duels that the longer one wins
-    assert {row.prompt for row in read} == {item.prompt for item in ITEMS}
-    assert "1.000 [" in done.out
-
-
 def test_downstream_recipe_runs_from_samples_to_r2(tal: Tal, tmp_path: Path) -> None:
     with policy_server(improving_answer) as (url, asked):
         judge = ["rms.long=server", f"rms.long.url={url}", "rms.long.model=judge", "rms.long.key_variable=null"]

@@ -184,18 +184,6 @@ def test_accuracies_match_the_recorded_scores(small: Path) -> None:
             assert figures[name]["accuracy"] == pytest.approx(sum(right[i] for i in ids) / len(ids))
 
 
-def test_metrics_contain_every_stage_with_its_recorded_steps(small: Path) -> None:
-    logs = [json.loads(line) for line in (small / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    last = {log["stage"]: log["step"] for log in logs if "train_loss" in log}
-    assert last.pop("global_rm") == 80
-    for stage, steps in last.items():
-        result = result_of(small, stage)
-        assert result.steps == steps == min(20, -(-3 * result.kept // 16))
-    assert len(last) == 12
-    rows = [log for log in logs if log["stage"] == "TH/scpo-seed-0" and "loss" in log]
-    assert {"accuracy", "margin", "learning_rate", "grad_norm"} < set(rows[0])
-
-
 def test_minority_accuracy_rises_without_loss_of_overall_accuracy(small: Path) -> None:
     before, after = (next(m for m in found(small)["means"] if m["variant"] == v) for v in ("global", "scpo"))
     assert after["minority"]["gain"]["mean"] > 0.05
@@ -494,16 +482,3 @@ def test_other_countries_reference_yields_survey_distances(loaded: list[str], tm
     assert after["mean"] < before["mean"]
     assert result["others_distance"]["n"] == 6
     assert "distance" in (run / "report.html").read_text(encoding="utf-8")
-
-
-def test_country_with_no_kept_pairs_has_the_global_rm_figures(loaded: list[str], tmp_path: Path) -> None:
-    run = steer(tmp_path, *loaded, *QUICK, "scpo.filter_threshold=1e-6", "scpo.pair_counts=[9]")
-    before, after = row(run, "TH", "global"), row(run, "TH", "scpo")
-    for name in ("overall", "minority", "disagreed", "others"):
-        assert before[name] == after[name] | ({"gain": before[name]["gain"]} if before[name]["n"] else {})
-    assert after["minority"] == {"n": 0}
-    assert after["overall"]["gain"]["mean"] == 0
-    assert (after["training"]["kept"], after["training"]["steps"], after["training"]["weights"]) == (0, 0, [0] * 10)
-    assert row(run, "TH", "scpo", num_pairs=9)["training"]["pairs"] == 9
-    assert not (run / "models").exists()
-    assert (run / "report.html").is_file()

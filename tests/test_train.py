@@ -37,7 +37,7 @@ from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.training_items import count_trained_on, item_hash, read_training_items
 from think_as_locals.run import start
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
+from think_as_locals.training.cold_start import ColdStartTrainer
 from think_as_locals.training.grpo import load_chat
 from think_as_locals.types import ConfigError, DataError, Item, TooLongError
 
@@ -95,12 +95,6 @@ def test_checkpoints_are_named_by_step(small_run: Path) -> None:
     assert (small_run / "checkpoints" / "step-1" / "model.safetensors").is_file()
     for name in ("tal_judge.json", "training_items.txt"):  # a checkpoint may be the better judge
         assert (small_run / "checkpoints" / "step-1" / name).read_bytes() == (small_run / "model" / name).read_bytes()
-
-
-def test_report_loads_no_external_resources(small_run: Path) -> None:
-    page = (small_run / "report.html").read_text()
-    assert not re.findall(r"""(?:src|href)\s*=\s*["']?https?:|url\(\s*["']?https?:|@import""", page)
-    assert "small" in page
 
 
 def test_saved_judge_reproduces_evaluation_completions(small_run: Path) -> None:
@@ -192,29 +186,6 @@ def test_too_long_eval_items_end_the_run_or_count_as_wrong(tmp_path: Path) -> No
     start("recipes/quickstart.yaml", [*words, "run.resume=auto", "eval.too_long=wrong"])
     found = [carb.read(run.evaluation("mine", step)) for step in (0, 1)]
     assert [(each["n"], each["too_long"]) for each in found] == [(4, {"exclude": [], "wrong": ["m0", "m1"]})] * 2
-
-
-def test_tokenizer_of_a_new_judge_covers_every_source_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, file, texts = load_recipe("recipes/quickstart.yaml", SMALL), tmp_path / "shown.jsonl", list[str]()
-    assert config.sft is not None
-    train_items = load_training_data(config, BREAKDOWNS["cell"]).train
-    shown = sorted(demonstrate(train_items, 60, config.sft, seed=0), key=lambda each: each.item.group)
-    rows = [{"item": json.loads(jsonl.line(d.item)), "order": d.order, "completion": d.completion} for d in shown]
-    right = [row for row in rows if f"<verdict>{'ABCD'[row['order'].index(row['item']['best'])]}<" in row["completion"]]
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in right))
-
-    def make(_: Path, given: list[str], *__: Any) -> int:
-        texts.extend(given)
-        raise InterruptedError
-
-    monkeypatch.setattr(train, "make_judge", make)
-    monkeypatch.setattr(train, "_TOKENIZER_DEMONSTRATIONS", 10)
-    with pytest.raises(InterruptedError):
-        start("recipes/quickstart.yaml", [*SMALL, f"sft.data={file}", f"run.dir={tmp_path}"])
-    covered = {each.item.group for each in shown if any(each.item.prompt in text for text in texts)}
-    assert covered == {"idiom_heavy_rain", "gift_taboo"}
 
 
 def test_over_long_training_prompts_are_dropped_from_both_stages(tmp_path: Path, tal: Tal) -> None:

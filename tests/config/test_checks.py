@@ -206,11 +206,9 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
         (["data=mix"], "data.mix: Dictionary should have at least 1 item"),
         (["data.mix.mine=blend", "data.mix.mine.path=x"], "data.mix: no such key"),
         (["data=mix", "data.mix.Mine=culture_cards"], "data.mix.Mine: got 'Mine': String should match"),
-        ([*MIX, "data.mix.mine.test_shar=1"], "no such key; did you mean 'data.mix.mine.test_share'?"),
         ([*MIX, "data.weights={cards: 2}"], "data.weights: got cards, expected one of each: cards, mine"),
         ([*MIX, "data.mix.mine.shuffle_labels=true"], "labels of a mix are shuffled together"),
         ([*MIX, "data.split=group"], "data.split: no such key"),
-        ([*SETS, "eval.sets.carb.data.sourc=x"], "did you mean 'eval.sets.carb.data.source'?"),
         ([*SETS, "eval.sets.carb.orders=3"], "eval.sets.carb.orders: got 3, expected at most 2 with protocol"),
         (["eval.sets.test=culture_cards"], "eval.sets.test: the run measures items of its own under this name"),
         ([*MIX, "eval.sets.cards=culture_cards"], "eval.sets.cards: the run measures items of its own"),
@@ -229,10 +227,10 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
     ],
     DEMONSTRATE: [
         ([], "no default for teacher.path"),
-        ([*TEACHER, "teacher.pat=x"], "teacher.pat: no such key; did you mean 'teacher.path'?"),
         ([*TEACHER, "teacher.orders=2"], "teacher.orders: got 2, expected 1, as judges are trained (see both_orders)"),
+        ([*TEACHER, *MIX, "data.weights={cards: 1, mine: 2}"], "data.weights: only weights training items"),
+        ([*TEACHER, "data.shuffle_labels=true"], "data.shuffle_labels: a control for training"),
         ([*TEACHER, "teacher.protocol=pairwise"], "teacher.protocol: got pairwise, expected listwise"),
-        ([*TEACHER, "teacher.prompt=listwis"], "teacher.prompt: no 'listwis'; did you mean 'listwise'?"),
         (["teacher=constant"], "teacher: Input tag 'constant'"),
         ([*TEACHER, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
     ],
@@ -244,7 +242,6 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
     ],
     SAMPLE: [
         ([], "no default for sample.policy.path"),
-        ([*SAMPLED, "sample.policy.pat=x"], "sample.policy.pat: no such key; did you mean 'sample.policy.path'"),
         ([*SAMPLED, "sample=prompts"], "sample.scorer: got none, expected with task prompts a reward model"),
         ([*SAMPLED, "sample.scorer=constant"], "sample.scorer: got constant, expected with task multiple_c"),
         ([*SAMPLED, *BLEND, "sample.items=test"], "sample.items: got test, expected all"),
@@ -253,9 +250,6 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
     DOWNSTREAM: [(["eval.candidates=x"], "eval.candidates: the candidates are sampled here")],
     CARB: [
         (["rms.mine=judge"], "no default for rms.mine.path"),
-        (["rms.mine.kind=jud"], "rms.mine: Input tag 'jud'"),
-        ([*MINE, "rms.mine.ordes=3"], "did you mean 'rms.mine.orders'"),
-        ([*MINE, "rms.mine.prompt=lstwise"], "did you mean 'listwise'"),
         (
             [*MINE, "rms.mine.prompt=rm_r1", "rms.mine.culture=inferred"],
             "rms.mine.culture: got inferred, but rm_r1 does not mention culture: set it to hidden",
@@ -286,14 +280,6 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
 )
 def test_invalid_overrides_are_rejected_with_a_remedy(recipe: Path, overrides: list[str], expected: str) -> None:
     assert expected in message(recipe, *overrides)
-
-
-def test_recipe_key_can_be_dropped_for_a_mix(tmp_path: Path) -> None:
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text("defaults: [/config, _self_]\ndata: {split: pairing}\nmodel: {path: x, scratch: null}\n")
-    assert "data.split: no such key" in message(recipe, *MIX)
-    loaded = load_recipe(recipe, [*MIX, "~data.split"])
-    assert {name: data.split for name, data in loaded.data.sources.items()} == {"cards": "pairing", "mine": "group"}
 
 
 @pytest.mark.parametrize("kind", group_options()["rm"])
@@ -370,25 +356,6 @@ def test_reward_option_weights_its_components(weights: str, components: list[str
     assert reward.both_orders == ("consistency" in components)
 
 
-def test_reward_weights_of_flagship_and_quickstart() -> None:
-    weights = {"correctness": 1.0, "criteria_gain": 0.5, "structure": 0.2, "rubric_quality": 0.2}
-    assert load_recipe(GRPO).reward.weights == weights
-    assert load_recipe(QUICKSTART).reward.weights == {"correctness": 1.0, "structure": 0.2}
-
-
-def test_component_with_zero_weight_is_dropped() -> None:
-    there = load_recipe(
-        QUICKSTART, ["reward.weights={correctness: 1.0, structure: 0.0, consistency: 0.0, length: 0.0}"]
-    )
-    assert there.reward.weighted() == {"correctness": 1.0}
-
-
-@pytest.mark.parametrize("name", ["a", "run-1", "v1.2_final", "2025-01-01", "x" * 100, "7"])
-def test_valid_run_name_is_accepted(name: str) -> None:
-    values = values_of(QUICKSTART)
-    assert validate(values | {"run": values["run"] | {"name": name}}).run.name == name
-
-
 def test_load_items_accepts_only_data_settings() -> None:
     config = load_data_config(["data=jsonl", "data.path=mine.jsonl", "data.test_share=0.5", "seed=3"])
     data = config.data
@@ -406,36 +373,20 @@ def test_load_items_accepts_only_data_settings() -> None:
     ("place", "value", "expected"),
     [
         ("sede", 3, "sede: no such key; did you mean 'seed'?"),
-        ("data.pathh", 3, "data.pathh: no such key; did you mean 'data.path'?"),
-        ("run.nam", 3, "run.nam: no such key; did you mean 'run.name'?"),
         ("model.scratch.hiden_size", 3, "did you mean 'model.scratch.hidden_size'?"),
-        ("eval.evry_steps", 3, "did you mean 'eval.every_steps'?"),
-        ("rollout.backends", 3, "did you mean 'rollout.backend'?"),
         ("zzz", 3, "zzz: no such key"),
         ("seed", "three", "seed: got 'three', expected a valid integer"),
-        ("seed", 1.5, "seed: got 1.5, expected a valid integer"),
-        ("seed", True, "seed: got True, expected a valid integer"),
         ("seed", -1, "seed: got -1, expected greater than or equal to 0"),
         ("seed", 2**32, "seed: got 4294967296, expected less than 4294967296"),
         ("grpo.beta", "0.1", "grpo.beta: got '0.1', expected a valid number"),
         ("grpo.beta", -0.1, "grpo.beta: got -0.1, expected greater than or equal to 0"),
-        ("grpo.learning_rate", 0, "grpo.learning_rate: got 0, expected greater than 0"),
-        ("grpo.temperature", -1.0, "grpo.temperature: got -1.0, expected greater than 0"),
         ("grpo.num_generations", 1, "grpo.num_generations: got 1, expected greater than or equal to 2"),
-        ("grpo.report_to", "wandb", "grpo.report_to: got 'wandb', expected a valid list"),
-        ("grpo.gradient_checkpointing", 1, "grpo.gradient_checkpointing: got 1, expected a valid boolean"),
-        ("data.languages", "en", "data.languages: got 'en', expected a valid list"),
         ("data.groups", [7], "data.groups.0: got 7, expected a valid string"),
         ("data.split", "grouped", "data.split: got 'grouped', expected 'group' or 'pairing'"),
-        ("data.shuffle_labels", "yes", "data.shuffle_labels: got 'yes', expected a valid boolean"),
         ("model.dtype", "float16", "model.dtype: got 'float16', expected 'float32' or 'bfloat16'"),
-        ("rollout.backend", "vLLM", "got 'vLLM', expected 'transformers', 'vllm_colocate' or 'vllm_server'"),
-        ("run.resume", "always", "run.resume: got 'always', expected 'never' or 'auto'"),
         ("prompt.template", "listwize", "no 'listwize'; did you mean 'listwise'?; available: compact"),
-        ("prompt.template", "../prompts/listwise", "prompt.template: no '../prompts/listwise'"),
         ("sft", None, "sft: a randomly initialised model needs a cold start (trainer=cold_start_grpo)"),
         ("model.path", "some/model", "model: got both of model.path and model.scratch, expected one of them"),
-        ("model.scratch", None, "model: got neither of model.path and model.scratch, expected one of them"),
     ],
 )
 def test_error_names_the_key_its_value_and_what_is_expected(place: str, value: Any, expected: str) -> None:
@@ -464,9 +415,6 @@ def test_out_of_range_or_mistyped_value_is_rejected(place: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"reward.weights": {"correctness": -1.0}}, "reward.weights.correctness: got -1.0"),
-        ({"reward.criteria_gain.scorer": "judge"}, "expected 'policy' or 'reference'"),
-        ({"reward.max_fault_share": 1.0}, "reward.max_fault_share: got 1.0, expected less than 1"),
         ({"reward.timeout_s": float("inf")}, "reward.timeout_s: got inf, expected a finite number"),
         ({"reward.weights": {"consistency": 0.1}}, "set reward.both_orders=true"),
         (
@@ -633,11 +581,6 @@ def test_key_given_as_key_variable_is_not_repeated_in_the_error() -> None:
     assert PLANTED["HF_TOKEN"] not in str(raised.value)
 
 
-def test_unknown_key_in_a_recipe_file_is_rejected(tmp_path: Path) -> None:
-    recipe = a_recipe(tmp_path, HEAD + "grpo:\n  beta: 0.1\nevals:\n  every_steps: 3\n")
-    assert "evals: no such key; did you mean 'eval'?" in message(recipe)
-
-
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(ConfigError, match=r"data: missing[\s\S]*eval: missing"):
         validate({key: value for key, value in values_of(QUICKSTART).items() if key not in ("data", "eval")})
@@ -661,12 +604,6 @@ def test_error_shortens_long_recipe_values(tmp_path: Path, kind: str) -> None:
         found = message(a_recipe(tmp_path, f"{HEAD}{text} {value}\n"))
         assert len(found) < 12_000, place
         assert max(map(len, found.split("\n"))) < 1_600, place
-
-
-def test_error_shortens_long_keys_and_names() -> None:
-    assert len(message(CARB, f"rms={{{'x' * 9_000}: 1}}")) < 2_000
-    assert len(message(GRPO, f"data.{'x' * 9_000}=1")) < 2_000
-    assert len(message("x" * 9_000)) < 2_000
 
 
 def test_one_error_lists_every_fault_once() -> None:
@@ -772,24 +709,11 @@ def test_resume_rejects_changed_settings(tmp_path: Path) -> None:
     ("changes", "expected"),
     [
         ({"scpo.variants": ["scpo", "filters"]}, "scpo.variants.1: got 'filters', expected 'full', 'filter', 'weight'"),
-        ({"scpo.variants": []}, "scpo.variants: got []"),
-        ({"scpo.seeds": []}, "scpo.seeds: got []"),
-        ({"scpo.seeds": [-1]}, "scpo.seeds.0: got -1"),
-        ({"scpo.pair_counts": [0]}, "scpo.pair_counts.0: got 0"),
         ({"scpo.filter_threshold": 1.0}, "scpo.filter_threshold: got 1.0, expected less than 1"),
         ({"scpo.weight_temperature": 0.0}, "scpo.weight_temperature: got 0.0, expected greater than 0"),
-        ({"scpo.weight_temperature": float("nan")}, "scpo.weight_temperature: got nan, expected a finite number"),
         ({"scpo.max_steps": -1}, "scpo.max_steps: got -1, expected greater than 0"),
-        ({"scpo.max_steps": 0}, "scpo.max_steps: got 0, expected greater than 0"),
-        ({"global_rm.max_steps": -1}, "global_rm.max_steps: got -1, expected greater than 0"),
-        ({"scpo.reference": "others"}, "scpo.reference: got 'others', expected 'global_rm' or 'other_countries'"),
         ({"scpo.filter_treshold": 0.5}, "that a recipe may set; did you mean 'filter_threshold'?"),
-        ({"scpo.center_rewards_coefficient": "high"}, "scpo.center_rewards_coefficient: got 'high', expected"),
         ({"mode.dropuot": True}, "mode.dropuot: no such key; did you mean 'mode.dropout'?"),
-        ({"mode.ties": "none"}, "mode.ties: got 'none', expected 'half' or 'wrong'"),
-        ({"eval.every_steps": 3}, "eval.every_steps: no such key"),
-        ({"model.path": "some/model"}, "model: got both of model.path and model.scratch, expected one of them"),
-        ({"model.scratch": None}, "model: got neither of model.path and model.scratch"),
         (
             {"global_rm": None},
             "global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm",
@@ -835,18 +759,13 @@ def named(recipe: Path, key: str, value: Any) -> str:
                 ("grpo.trackio_bucket_id", "attacker/bucket", "GRPOConfig"),
                 ("grpo.log_completions_hub_repo", "attacker/rows", "GRPOConfig"),
                 ("grpo.trust_remote_code", True, "GRPOConfig"),
-                ("grpo.vllm_mode", "server", "GRPOConfig"),
-                ("grpo.output_dir", "x", "GRPOConfig"),
                 ("grpo.deepspeed", "zero.json", "GRPOConfig"),
                 ("grpo.neftune_noise_alpha", 5.0, "GRPOConfig"),
                 ("sft.packing", True, "SFTConfig"),
                 ("sft.ddp_timeout", 9, "SFTConfig"),
-                ("sft.num_generations", 4, "SFTConfig"),
                 ("global_rm.max_length", 9, "RewardConfig"),
-                ("global_rm.report_to", ["wandb"], "RewardConfig"),
                 ("scpo.gradient_accumulation_steps", 2, "RewardConfig"),
                 ("scpo.disable_dropout", True, "RewardConfig"),
-                ("scpo.beta", 0.1, "RewardConfig"),
             )
         ),
         (
@@ -856,9 +775,6 @@ def named(recipe: Path, key: str, value: Any) -> str:
         ),
         ("grpo.top_p", "high", "got 'high', expected"),
         ("grpo.top_p", float("nan"), "got nan, expected a finite number"),
-        ("grpo.steps_per_generation", 1.5, "got 1.5, expected"),
-        ("grpo.mask_truncated_completions", "maybe", "got 'maybe', expected"),
-        ("scpo.center_rewards_coefficient", "much", "got 'much', expected"),
     ],
 )
 def test_trl_field_that_is_not_allowed_or_a_value_of_another_type_is_rejected(
@@ -880,14 +796,6 @@ def test_trl_fields_missing_from_conf_can_be_set() -> None:
     scpo = load_config(SCPO, ["scpo.center_rewards_coefficient=0.01", "global_rm.weight_decay=0.1"])
     assert scpo.scpo.model_extra == {"center_rewards_coefficient": 0.01}
     assert scpo.global_rm.model_extra == {"weight_decay": 0.1}
-
-
-def test_schema_and_trl_faults_are_listed_in_one_error() -> None:
-    found = message(QUICKSTART, "seed=-1", "grpo.num_generation=4", "sft.learning_rat=0.1")
-    assert found.count("\n  - ") == 3
-    found = message(SCPO, "scpo.max_steps=0", "scpo.report_to=[wandb]", "mode.ties=none", "seed=-1")
-    assert found.count("\n  - ") == 4
-    assert message(PRISM, "seed=-1").count("\n  - ") == 1
 
 
 def test_tilde_in_model_path_expands_to_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:

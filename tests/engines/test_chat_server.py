@@ -135,11 +135,6 @@ def test_request_holds_sampling_settings_and_fields_override_them(loopback: Loop
     assert (body.keys(), body["max_completion_tokens"]) == ({"model", "messages", "seed", "max_completion_tokens"}, 9)
 
 
-def test_no_conversations_send_no_request(loopback: Loopback) -> None:
-    assert sample_all(client(loopback.url), [], GREEDY) == []
-    assert loopback.asked == []
-
-
 @pytest.mark.parametrize("trouble", [(503, "busy", {}), (429, "slow down", {"Retry-After": "0.1"}), (HANGS_UP, "", {})])
 def test_transient_error_is_retried(loopback: Loopback, trouble: Answer) -> None:
     loopback.respond = lambda text, tries: trouble if tries == 1 else echo(text)
@@ -221,12 +216,6 @@ def test_failing_server_is_quoted_after_its_retries(loopback: Loopback) -> None:
     loopback.respond = lambda *_: (500, "EngineDeadError", {})
     assert "EngineDeadError" in fault(client(loopback.url, max_retries=1))[0]
     assert len(loopback.asked) == 2
-
-
-def test_refused_connection_names_a_remedy() -> None:
-    message = fault(client(CLOSED_URL, key_variable=None, max_retries=0))[0]
-    assert "ConnectError" in message
-    assert "start the server, or correct the url" in message
 
 
 def test_error_keeps_earlier_completions_and_sends_no_more_requests(loopback: Loopback) -> None:

@@ -20,7 +20,7 @@ from transformers import Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.engines import Chat
-from think_as_locals.engines.engine import model_file, special_tokens
+from think_as_locals.engines.engine import special_tokens
 from think_as_locals.judging import CHAT_TOKENS, render
 from think_as_locals.reward_models.implicit import ImplicitRM
 from think_as_locals.reward_models.judge import Judge
@@ -30,7 +30,7 @@ from think_as_locals.training import grpo
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.cold_start import ColdStartTrainer
 from think_as_locals.training.grpo import PromptDataset, load_chat
-from think_as_locals.types import DataError, Demonstration, Item, ModelError
+from think_as_locals.types import DataError, Demonstration, Item
 
 THINKS = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
@@ -127,12 +127,6 @@ def test_unsupported_system_turn_is_merged_into_the_user_turn(template: str) -> 
     assert text == f"<|user|>{system['content']}\n\n{user['content']}"
 
 
-def test_supported_system_turn_is_kept() -> None:
-    system, user = render(an_item(1))
-    text = Chat(a_tokenizer()).text([system, user], add_generation_prompt=True)
-    assert text == f"<|system|>{system['content']}<|user|>{user['content']}<|assistant|>"
-
-
 @pytest.mark.parametrize(("declared", "ends"), [(None, set()), (3, {3}), ([3, 4], {3, 4})])
 def test_eos_token_ids_join_tokenizer_and_model_config(
     declared: int | list[int] | None, ends: set[int], tmp_path: Path
@@ -143,13 +137,6 @@ def test_eos_token_ids_join_tokenizer_and_model_config(
     assert Chat.load(path, None, {}).eos_token_ids == {own, *ends}
     (tmp_path / "generation_config.json").unlink()
     assert Chat.load(path, None, {}).eos_token_ids == {own, 7}
-
-
-def test_special_tokens_are_cached() -> None:
-    tokenizer = a_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<unused>"]})
-    asked = Chat(tokenizer)
-    assert asked.special_tokens is asked.special_tokens  # 20 ms for Gemma's, which each request would pay
 
 
 FILES = {
@@ -208,28 +195,6 @@ def test_judge_settings_come_from_the_hub_or_its_cache(tmp_path: Path) -> None:
     assert offline[:2] == online[:2]  # that a file is missing is known as well
     assert "(LocalEntryNotFoundError)" in offline[2]
     assert offline[3:] == online[3:]
-
-
-def test_offline_hub_without_cache_is_an_error(tmp_path: Path) -> None:
-    assert "(LocalEntryNotFoundError)" in load_judges(tmp_path, HF_HUB_OFFLINE="1")[0]
-
-
-def test_unreachable_hub_is_not_retried(tmp_path: Path) -> None:
-    """Its client would retry each file five times, for 23 s."""
-    done = launch(
-        sys.executable, "-c", PROGRAM, HF_HOME=str(tmp_path), HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0"
-    )
-    assert "(LocalEntryNotFoundError)" in json.loads(done.stdout)[0]
-    assert "Retrying" not in done.stderr
-
-
-def test_model_file_is_found_in_a_directory(tmp_path: Path) -> None:
-    assert model_file(str(tmp_path), "tal_judge.json") is None
-    (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])
-    assert model_file(str(tmp_path), "tokenizer.json") == tmp_path / "tokenizer.json"
-    assert special_tokens(str(tmp_path)) == ("<|end|>",)
-    with pytest.raises(ModelError, match="'no name of a model' is not a directory"):
-        model_file("no name of a model", "tal_judge.json")
 
 
 @pytest.mark.parametrize(

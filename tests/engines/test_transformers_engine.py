@@ -9,7 +9,7 @@ import pytest
 from reward_models.tiny import a_tokenizer, write_classifier, write_language_model, write_model
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3ForCausalLM
 
-from think_as_locals.engines import Chat, Sampling, sample_all
+from think_as_locals.engines import Sampling, sample_all
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.types import ModelError, Rollout
 
@@ -65,10 +65,6 @@ def test_completion_ends_at_max_position_embeddings(tmp_path: Path) -> None:
         assert (len(prompt) + len(rollout.token_ids), rollout.finish_reason) == (30, "length")
 
 
-def test_no_conversations_give_no_rollouts(plain: TransformersEngine) -> None:
-    assert sample_all(plain, [], Sampling(max_completion_length=1)) == []
-
-
 def test_load_rejects_classifiers_and_models_without_a_template(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lacks weights .* lm_head\.weight; is it a classifier"):
         load(write_classifier(tmp_path / "classifier"))
@@ -76,11 +72,6 @@ def test_load_rejects_classifiers_and_models_without_a_template(tmp_path: Path) 
     tokenizer.chat_template = None
     with pytest.raises(ModelError, match="has no chat template"):
         load(write_model(tmp_path / "base", Qwen3ForCausalLM, 0, tokenizer))
-
-
-def test_chat_without_declared_positions_samples_the_same(plain: TransformersEngine) -> None:
-    shared = TransformersEngine(plain.model, Chat(plain.chat.tokenizer, {}, plain.chat.eos_token_ids), 8)
-    assert sampled(shared) == sampled(plain)
 
 
 def test_rows_end_at_learned_positions_whatever_the_length_of_others(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,11 +22,9 @@ from reward_models.tiny import ITEMS
 
 from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.schema import ScpoConfig
-from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.hub.card import model_card
 from think_as_locals.hub.push import prepare
 from think_as_locals.hub.source_run import JudgeRun, SteeredRun, read_judge_run
-from think_as_locals.reward_models.judge import JudgeSettings
 from think_as_locals.reward_models.reward_model import identify_weights
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
@@ -34,24 +32,6 @@ from think_as_locals.scpo.results import VariantResult, VariantSpec
 from think_as_locals.types import DataError
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
-
-
-def test_card_figures_match_the_run(run: Path) -> None:
-    text, carb = card_of(run), json.loads((run / "carb" / "step-30.json").read_text())
-    parts = {
-        "all items": carb,
-        "mean over cells of culture and domain": carb["macro"],
-        "culture: TH": carb["by_culture"]["TH"],
-        **{f"baseline: {NAMES[name]}": part for name, part in carb["baselines"].items()},
-        **{f"domain: {name}": part for name, part in carb["by_domain"].items()},
-    }
-    for name, part in parts.items():
-        shown = "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * value for value in (part["accuracy"], *part["ci95"])))
-        assert f"| {name} | {part['n']} | {shown} |\n" in text, name
-    assert len(carb["baselines"]) == 6
-    rows = re.search(r"\| \| n \| accuracy \|\n(?:\|---){3}\|\n((?:\|.*\|\n)+)\n", text)  # one table, without gaps
-    assert rows is not None
-    assert len(rows[1].splitlines()) == len(parts)
 
 
 def part(n: int, accuracy: float, gain: float = 0.0) -> dict[str, Any]:
@@ -138,48 +118,11 @@ def test_card_matches_the_golden_file(finished: Path, name: str) -> None:
     assert card.decode() == golden.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("variant", "overrides", "stated"),
-    [
-        ("inverse_weight", (), "the inverse weight is max(exp((r- - r+) / beta), 1), at most 10000, beta here 1.1."),
-        ("filter_inverse_weight", ("mode=as_released",), "the inverse weight is max(exp(r-) / exp(r+), 1)."),
-    ],
-)
-def test_card_states_the_weight_and_the_threshold_of_its_variant(
-    finished: Path, variant: str, overrides: Sequence[str], stated: str
-) -> None:
-    trained = [f"scpo.{key}=[{variant}]" for key in ("variants", "keep_models")]
-    steered = steered_run(finished, "scpo_quickstart", *trained, *overrides, spec={"variant": variant})
-    assert stated in model_card(steered, REPO, adapter=False).text().decode()
-
-
-@pytest.mark.parametrize(
-    ("settings", "does"),
-    [
-        (JudgeSettings(culture="hidden"), "writes a rubric, weighs every response by it"),
-        (JudgeSettings(prompt="rm_r1"), "compares them"),
-    ],
-)
-def test_card_says_what_a_judge_without_the_culture_writes(finished: Path, settings: JudgeSettings, does: str) -> None:
-    text = model_card(judge_run(finished, settings=settings), REPO, adapter=False).text().decode()
-    assert f"given a question and several responses, but no culture, it {does} and ends with a verdict." in text
-
-
 def test_unrecorded_values_are_unknown(run: Path) -> None:
     for name in ("environment.json", "workers.json", "metrics.jsonl", "carb/step-0.json", "carb/step-30.json"):
         (run / name).unlink()
     found = read_judge_run(run)
     assert {name: getattr(found, name) for name in UNKNOWN} == UNKNOWN
-
-
-def test_card_includes_probes_of_an_evaluation_of_the_same_weights(run: Path, tmp_path: Path) -> None:
-    evaluation = write_evaluation(tmp_path / "elsewhere", run / "model")
-    content = content_of(prepare(run, REPO, evaluations=[evaluation]))
-    assert {"carb/step-30.json", "carb/elsewhere.json", "probes/elsewhere.json"} <= content.keys()
-    text, probe = content["README.md"].decode(), json.loads(content["probes/elsewhere.json"])["RC"]["relative"]
-    assert "### elsewhere: the culture cards" in text
-    assert text.count("may have seen some of these items") == 1  # of the evaluation, not of the run's held-out items
-    assert f"| RC | without the culture's name | little | {probe['absolute']['n']} |" in text
 
 
 def test_card_has_every_result_of_an_evaluation_of_the_same_weights(run: Path, tmp_path: Path) -> None:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import os
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import httpx
 import pytest
 import torch
-from conftest import launch
 from items import make_item, row_of
 from reward_models.scripted import RUBRIC, Scripted, judged, serving, shown_in
 from reward_models.tiny import a_tokenizer, write_language_model
-from reward_models.trained import judge_of_pairs, load, pairs, train_judge
+from reward_models.trained import load, train_judge
 from transformers import AutoTokenizer
 
-from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Chat, Messages, Sampling
 from think_as_locals.engines.engine import Sampled, label_log_probs, label_tokens, special_tokens
 from think_as_locals.engines.transformers_engine import TransformersEngine
@@ -213,14 +204,6 @@ def scripted(
     return Judge(engine=engine, settings=settings, protocol=protocol, margins=True)
 
 
-def test_judge_context_manager_closes_the_engine() -> None:
-    judge = scripted("")
-    with judge as entered:
-        assert entered is judge
-        assert not judge.engine.closed
-    assert judge.engine.closed
-
-
 def scores(rm: Judge, item: Item) -> tuple[float, ...]:
     return rm.scores(item, answered(rm, rm.score_requests(item)))
 
@@ -237,23 +220,6 @@ def test_predictions_follow_the_response_at_any_position(item: Item, seed: int) 
         (prediction,) = replace(judge, settings=replace(judge.settings, seed=seed)).predict([item])
         assert prediction.correct == correct
         assert prediction.presented == shuffle_responses(item, seed)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "text", "verdict"),
-    [
-        ("rewardbench2", "So [[B]]", 1),
-        ("rm_r1", "<answer>[[C]]</answer>", 2),
-        ("listwise", write(RUBRIC, "Weighed.", 3), 3),
-        ("listwise", "So [[B]]", None),
-    ],
-)
-def test_completion_is_parsed_by_the_format_of_the_prompt(
-    item: Item, prompt: str, text: str, verdict: int | None
-) -> None:
-    judgement = scripted(text, prompt).judge(item)
-    assert judgement.label == (None if verdict is None else "ABCD"[verdict])
-    assert judgement.verdict == (None if verdict is None else judgement.order[verdict])
 
 
 @pytest.mark.parametrize("prompt", ["listwise", "compact", "rewardbench2"])
@@ -284,13 +250,6 @@ def test_judge_accepts_items_keywords_and_dicts(item: Item) -> None:
         judge.judge(item, culture="TH")  # type: ignore[call-overload]
 
 
-def test_settings_are_saved_and_loaded(tmp_path: Path) -> None:
-    assert JudgeSettings.load(str(tmp_path)) == JudgeSettings()
-    settings = JudgeSettings(prompt="compact", seed=4, max_completion_length=9, chat_template_kwargs={"a": True})
-    settings.save(tmp_path)
-    assert JudgeSettings.load(str(tmp_path)) == settings
-
-
 ODD_SETTINGS = [
     {"seed": "1"},
     {"max_completion_length": None},
@@ -305,11 +264,6 @@ def test_invalid_settings_error_names_the_file(tmp_path: Path, content: str) -> 
     for read in (JudgeSettings.load, partial(Judge.load, base_url=CLOSED_URL, prompt="compact")):
         with pytest.raises(ConfigError, match=r"tal_judge\.json"):
             read(str(tmp_path))
-
-
-def test_unknown_backend_error_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="transformers, vllm"):
-        Judge.load(str(tmp_path), backend="tgi")  # type: ignore[arg-type]
 
 
 def test_prompt_without_room_for_a_completion_is_rejected(item: Item, tmp_path: Path) -> None:
@@ -411,20 +365,6 @@ def test_identity_is_json_and_changes_with_every_setting(monkeypatch: pytest.Mon
     assert rm.identity["prompt_sha256"] != identity["prompt_sha256"]
 
 
-# --- behind a server ---
-PROGRAM = """
-import json, sys
-from pathlib import Path
-from think_as_locals import Judge
-from think_as_locals.data.sources import jsonl
-
-path, base_url, served_name, items = sys.argv[1:]
-judge = Judge.load(path, base_url=base_url, served_name=served_name)
-texts = [judgement.completion for judgement in judge.judge(list(jsonl.read(Path(items))))]
-print(json.dumps([texts, sorted({"torch", "transformers", "scipy"} & {*sys.modules})]))
-"""
-
-
 def test_served_judge_judges_one_item_or_many(item: Item) -> None:
     with serving() as (url, asked):
         judge = Judge.load("some-judge", base_url=url, prompt="compact", max_completion_length=99)
@@ -454,14 +394,6 @@ def test_served_judge_reads_settings_and_special_tokens_of_a_directory(tmp_path:
     assert not any(forged in text for forged in ("<|end|>", "<|assistant|>", "<verdict>A"))
 
 
-def test_judge_works_inside_a_running_event_loop(item: Item) -> None:
-    async def in_a_notebook(url: str) -> Any:
-        return Judge.load("judge", base_url=url).judge(item)
-
-    with serving() as (url, _):
-        assert asyncio.run(in_a_notebook(url)).verdict is not None
-
-
 def test_missing_key_variable_and_invalid_url_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ServerError, match="JUDGE_KEY is not set"):
@@ -470,63 +402,12 @@ def test_missing_key_variable_and_invalid_url_raise(monkeypatch: pytest.MonkeyPa
         GroupReward.load("judge", base_url="127.0.0.1:9")
 
 
-def test_unreadable_saved_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    Judge.load("no such owner/judge", base_url=CLOSED_URL, prompt="compact")
-    assert "using the given settings" in caplog.text
-
-
 def test_invalid_tokenizer_file_is_rejected(tmp_path: Path) -> None:
     assert special_tokens(str(tmp_path)) == ()
     for broken in ("[]", "{", '{"added_tokens": [1]}'):
         (tmp_path / "tokenizer.json").write_text(broken)
         with pytest.raises(ModelError, match=r"tokenizer\.json: not the file of a tokenizer"):
             special_tokens(str(tmp_path))
-
-
-@pytest.fixture
-def vllm(tmp_path: Path, warm_vllm: str) -> Iterator[tuple[str, str]]:
-    """The folder of a small judge, and the base URL of a vLLM server that has its weights under the name `judge`."""
-    model = judge_of_pairs(tmp_path / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
-    options = ["--port", port, "--served-model-name", "judge", "--dtype", "float32", "--enforce-eager"]
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    with (tmp_path / "server.log").open("w") as log:
-        environment = {**os.environ, **settings, "HF_HUB_OFFLINE": "1"}
-        server = subprocess.Popen([warm_vllm, *words, *options], env=environment, stdout=log, stderr=log)
-    try:
-        while not is_up(f"http://127.0.0.1:{port}/health"):
-            assert server.poll() is None, (tmp_path / "server.log").read_text()[-2000:]
-            time.sleep(0.25)
-        yield model, f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def is_up(url: str) -> bool:
-    with suppress(httpx.TransportError):
-        return httpx.get(url).is_success
-    return False
-
-
-@pytest.mark.slow
-def test_vllm_server_matches_transformers_for_a_torch_free_client(vllm: tuple[str, str], tmp_path: Path) -> None:
-    (model, url), items = vllm, [replace(item, id=str(i)) for i, item in enumerate(pairs(12, seed=1))]
-    jsonl.write(items, tmp_path / "items.jsonl")
-    done = launch(sys.executable, "-c", PROGRAM, model, url, "judge", str(tmp_path / "items.jsonl"))
-    assert done.returncode == 0, done.stderr
-    texts, heavy = json.loads(done.stdout)
-    assert heavy == []
-    here = Judge.load(model, dtype="float32").judge(items)
-    # Two kernels may round a tie differently; a wrong prompt, weight or setting would change nearly all.
-    assert sum(text == judgement.completion for text, judgement in zip(texts, here, strict=True)) >= 11
-    assert sum(judgement.verdict is not None for judgement in here) >= 11
-    (first, second), question = items[0].responses, [items[0].prompt] * 2
-    rewards = GroupReward.load(model, base_url=url, served_name="judge").score(question, [first, second], ["TH"] * 2)
-    assert sum(value for value in rewards if value is not None) == 1
 
 
 def test_chat_template_arguments_do_not_replace_the_template(tmp_path: Path) -> None:

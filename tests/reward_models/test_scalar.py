@@ -127,15 +127,6 @@ def bert(folder: Path) -> ScalarRM:
     return ScalarRM.load(str(folder), batch_size=3)
 
 
-def test_responses_are_batched_by_length_longest_first(tmp_path: Path) -> None:
-    rm = bert(tmp_path)
-    requests = [request for item in ITEMS for request in rm.requests(item)]
-    kept = [place for place, _ in rm.query(requests)]
-    lengths = [len(rm.rows(requests)[place]["input_ids"]) for place in kept]
-    assert lengths == sorted(lengths, reverse=True)
-    assert sorted(kept) == list(range(len(requests)))
-
-
 def ragged_items(seed: int) -> list[Item]:
     """Prompts and responses of random lengths; neighbours may have the same prompt, responses the same beginning."""
     rng = random.Random(seed)
@@ -214,18 +205,6 @@ def answers(scores: tuple[float, ...]) -> list[Answer]:
     return [{"score": score} for score in scores]
 
 
-def test_padding_differs_from_the_last_token_of_every_row(tmp_path: Path) -> None:
-    rm = ScalarRM.load(write_classifier(tmp_path, pad_token_id=None))
-    rows = [{"input_ids": [*[5, 6, 7, 8][:length], end]} for end, length in enumerate((1, 3, 2, 4))]
-    with torch.inference_mode():
-        alone, together = torch.cat([rm._scores([row]) for row in rows]), rm._scores(rows)
-    assert together.tolist() == pytest.approx(alone.tolist(), abs=1e-5)
-    for row, score in zip(rows, alone.tolist(), strict=True):
-        with torch.inference_mode():
-            hidden = rm.model.model(input_ids=torch.tensor([row["input_ids"]])).last_hidden_state[0, -1]
-            assert score == pytest.approx(float(rm.model.score(hidden)), abs=1e-5)
-
-
 def test_encoder_without_a_chat_template_reads_a_text_pair(tmp_path: Path) -> None:
     rm, tokenizer = bert(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert rm.unshared_reason == "tokens see those that follow them, so that the prompt depends on its response"
@@ -276,11 +255,6 @@ def test_too_long_response_is_rejected_before_any_answer_is_kept(path: str) -> N
         ScalarRM.load(path, max_length=300)
 
 
-def test_model_that_is_nowhere_is_a_model_error() -> None:
-    with pytest.raises(ModelError, match=r"'owner/none' is not a directory, and the Hub has no config\.json of it"):
-        ScalarRM.load("owner/none")
-
-
 @pytest.mark.parametrize("labels", [2, 3])
 def test_head_with_several_labels_is_rejected(tmp_path: Path, labels: int) -> None:
     path = write_classifier(tmp_path, num_labels=labels)
@@ -302,27 +276,12 @@ def test_model_without_a_head_needs_new_head_seed(tmp_path: Path, path: str) -> 
         ScalarRM.load(path, new_head_seed=0)
 
 
-def test_new_head_seed_keeps_the_global_random_state(tmp_path: Path) -> None:
-    headless = write_language_model(tmp_path, seed=0)
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    ScalarRM.load(headless, new_head_seed=0)
-    assert torch.rand(1) == expected
-
-
 def test_non_finite_score_error_names_item_and_response(path: str) -> None:
     rm = ScalarRM.load(path)
     with torch.no_grad():
         rm.model.score.weight.fill_(math.nan)
     with pytest.raises(ModelError, match=r"item 'item-0': .* scores response [A-D] nan, expected a finite number"):
         rm.score([an_item(0)])
-
-
-def test_identity_does_not_depend_on_the_path(tmp_path: Path) -> None:
-    before = ScalarRM.load(write_classifier(tmp_path / "here", pad_token_id=0)).identity
-    moved = (tmp_path / "here").rename(tmp_path / "there")
-    assert ScalarRM.load(str(moved)).identity == before
 
 
 def test_identity_depends_on_dtype_and_weights(path: str, tmp_path: Path) -> None:

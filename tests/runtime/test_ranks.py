@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from training import spread
 
 from think_as_locals import Judge
-from think_as_locals.config.checks import load_config, load_recipe
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.launch import read_launch
 from think_as_locals.runtime import gpus
 from think_as_locals.runtime import ranks as workers
@@ -112,11 +112,6 @@ def test_launcher_environment_takes_precedence_over_run_launch(
     assert os.environ == environment
 
 
-def test_launch_files_exist_for_every_kind_of_machine() -> None:
-    ways = [*(f"cpu_{way}" for way in ("ddp", "zero2", "zero3")), *(f"gpu8_{way}" for way in ("ddp", "zero2", "zero3"))]
-    assert {file.stem for file in LAUNCH_FILES} >= {"single", "nodes_zero3", "gpu8_fsdp2", *ways}
-
-
 # --- launches that would do less than they say ---
 
 
@@ -156,19 +151,6 @@ def test_launch_faults_name_the_unsupported_setting(
     for name, value in environment.items():
         unlaunched.setenv(name, value)
     assert message in "\n".join(workers.launch_faults(load_recipe(f"recipes/{recipe}.yaml")))
-
-
-def test_indivisible_scpo_batch_size_error_suggests_valid_sizes(unlaunched: pytest.MonkeyPatch) -> None:
-    unlaunched.setenv("WORLD_SIZE", "3")
-    found = workers.launch_faults(load_config("recipes/scpo_quickstart.yaml"))  # type: ignore[arg-type]
-    assert [fault.partition(": got ")[0] for fault in found] == ["scpo.batch_size", "global_rm.batch_size"]
-    assert (
-        "got 16 pairs per optimizer step for 3 processes, expected a multiple of 3: set batch_size to 15 or 18"
-        in found[0]
-    )
-    assert found[0].endswith("as divide 16: 1, 2, 4, 8, 16")
-    unlaunched.setenv("WORLD_SIZE", "8")
-    assert workers.launch_faults(load_config("recipes/scpo_quickstart.yaml")) == []  # type: ignore[arg-type]
 
 
 def test_deepspeed_zero3_config_must_gather_weights_on_save(unlaunched: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -254,7 +236,7 @@ def test_two_processes_match_the_curves_of_one_process(ways: tuple[Path, dict[st
     for case, curve in curves.items():
         difference = (torch.tensor(curve) - expected).abs().max(0).values
         assert (difference < 1e-4).all(), f"{case}: {difference}"
-    assert cases == (["lora_zero2", "lora_zero3"] if overrides else ["ddp", "zero1", "zero2", "zero3"])
+    assert cases == (["lora_zero2", "lora_zero3"] if overrides else ["ddp", "zero2", "zero3"])
 
 
 @pytest.mark.slow
@@ -319,7 +301,7 @@ def test_code_in_a_sharded_checkpoint_is_not_executed(ways: tuple[Path, dict[str
 @pytest.mark.slow
 def test_checkpoint_of_another_sharding_is_rejected(ways: tuple[Path, dict[str, Any]]) -> None:
     before, said = "2 x MULTI_CPU", {case: ways[1][case]["another launch"] for case in spread.WAYS}
-    for stage in (1, 2, 3):
+    for stage in (2, 3):
         now = f"2 x DEEPSPEED stage {stage}"
         assert f"is from a launch of {before}, this one is {now}: launch as then" in said.pop(f"zero{stage}")
         before = now

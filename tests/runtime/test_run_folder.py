@@ -82,16 +82,6 @@ def test_folder_creation_error_names_the_reason(tmp_path: Path, below: str, reas
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_full_disk_at_start_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(run_folder, "write_text", full)
-    with pytest.raises(OSError, match="No space left"):
-        open_run(config(tmp_path))
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("error", "ends_with", "message"),
     [
@@ -110,12 +100,6 @@ def test_stop_and_disk_errors_name_the_resume_command(
     assert message in str(caught.value)
     continued = f"continue it with run.name={tmp_path.name} run.resume=auto"
     assert (continued in str(caught.value)) == (ends_with in (RunStoppedError, FileError))
-
-
-def test_folder_removed_during_a_run_is_reported_without_resume(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    with pytest.raises(FileError, match="gone was removed while it was in use: start it anew"), resumable(gone):
-        (gone / "metrics.jsonl").open("a")
 
 
 def test_run_folder_cannot_be_locked_twice(tmp_path: Path) -> None:

@@ -173,11 +173,6 @@ def test_too_long_responses_are_excluded_not_truncated(rm: ScalarRM, tmp_path: P
 shares = st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any).map(lambda c: [x / sum(c) for x in c])
 
 
-def test_js_distance_is_1_for_disjoint_and_0_for_equal_shares() -> None:
-    assert js_distance((1, 0, 0), (0, 0.5, 0.5)) == 1
-    assert js_distance((0.2, 0.3, 0.5), (0.2, 0.3, 0.5)) == 0
-
-
 def test_js_distance_matches_a_hand_computed_value() -> None:
     # m = (3/4, 1/4). KL(p || m) = log2(4/3); KL(q || m) = 1/2 log2(2/3) + 1/2 log2(2) = 1 - 1/2 log2(3).
     divergence = (math.log2(4 / 3) + 1 - math.log2(3) / 2) / 2
@@ -216,16 +211,6 @@ def answer_scores(asked: OpinionQuestion, **scores: float) -> dict[str, float]:
     return {content_key(asked.question, answer): score for answer, score in scores.items()}
 
 
-def test_requests_cover_each_substantive_answer_once() -> None:
-    asked = [question(), question(("Yes", "No", "Refused"), "r"), question(("Yes", "Missing"), "s")]
-    requests = response_requests([], asked)
-    assert sorted((r.item.prompt, r.responses) for r in requests) == [
-        *(("Is it q?", (answer,)) for answer in ("Never", "No", "Yes")),
-        *(("Is it r?", (answer,)) for answer in ("No", "Yes")),
-    ]
-    assert content_key("Is it q?", "Yes") in map(by_response, requests)
-
-
 def test_distance_compares_score_softmax_with_answer_shares() -> None:
     asked = question()
     # e^0 : e^1 : e^2 of 11.107; the shares without those who do not know are 5/8, 2/8 and 1/8.
@@ -254,13 +239,6 @@ def test_incomparable_questions_are_excluded() -> None:
         scores |= answer_scores(one, Yes=0.0, No=0.0, Never=0.0)
     del scores[content_key(too_long.question, "Never")]
     assert opinion_distances(asked, "CL", scores).keys() == {4}
-
-
-def test_questions_with_identical_text_are_both_compared() -> None:
-    one, other = question(("Yes", "No"), CL=(0.5, 0.5)), question(("Good", "Bad"), CL=(1.0, 0.0))
-    scores = answer_scores(one, Yes=0.0, No=0.0, Good=0.0, Bad=0.0)
-    found = opinion_distances([one, other], "CL", scores)
-    assert found == {0: pytest.approx(0, abs=1e-7), 1: pytest.approx(js_distance((1, 0), (0.5, 0.5)))}
 
 
 def test_distance_without_scores_uses_the_mean_of_other_countries() -> None:

@@ -9,16 +9,12 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import Tal
 from fastapi.testclient import TestClient
-from items import make_item
-from reward_models.tiny import odd_tokenizer, write_language_model, write_model
+from reward_models.tiny import write_language_model
 from served_app import serving
 from serving.judges import Longest, judge_of, settings
 from serving.test_app import BASE, ITEM, KEY, refusals
-from transformers import Qwen3ForCausalLM
 
-from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Sampling
 from think_as_locals.judging import render
 from think_as_locals.reward_models.judge import Judge
@@ -69,15 +65,6 @@ def test_json_row_is_judged_like_on_the_judge_route(
     assert row["responses"][choice.message.judgement["verdict"]] == "Rice and miso soup."
 
 
-def test_item_with_a_reserved_tag_is_rejected(tmp_path: Path) -> None:
-    judge = Judge.load(write_model(tmp_path, Qwen3ForCausalLM, 0, odd_tokenizer()), max_completion_length=8)
-    content = json.dumps({**ITEM, "prompt": "So ¤verdict€A"})
-    with TestClient(create_app(judge, settings(), None), BASE, raise_server_exceptions=False) as client:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
-        answer = client.post("/v1/chat/completions", json=body)
-    assert (answer.status_code, "reads the reserved tag" in answer.text) == (422, True), answer.text
-
-
 def test_other_conversation_is_completed_unchanged(client: openai.OpenAI, longest: Longest) -> None:
     fields = {"best": 0, "domain": "x", "group": "x", "source": "x", "language": "en"}
     item = Item(id="1", **{**ITEM, **fields, "responses": tuple(ITEM["responses"])})
@@ -105,29 +92,6 @@ def test_judge_client_works_with_its_own_server(longest: Longest) -> None:
     assert judgement.verdict is not None
     assert ITEM["responses"][judgement.verdict] == "Rice and miso soup."
     assert len(longest.prompts) == 1
-
-
-def test_client_leaves_out_what_is_too_long_for_its_own_server(tmp_path: Path) -> None:
-    model = write_language_model(tmp_path, seed=0, max_position_embeddings=2048)
-    items = [make_item(id=str(n), prompt="Why?" + " And?" * 1800 * (n == 1)) for n in range(3)]
-    judge = Judge.load(model, max_completion_length=2, prompt="compact")
-    with serving(create_app(judge, settings(), None)) as url:
-        far = Judge.load(model, base_url=f"{url}/v1", served_name=MODEL, max_completion_length=2, prompt="compact")
-        assert [scored.too_long for scored in far.predict(items, allow_long=True)] == [False, True, False]
-
-
-def test_served_judge_can_be_used_as_teacher(longest: Longest, tal: Tal, tmp_path: Path) -> None:
-    items = [
-        make_item(id=str(i), group=f"g{i}", responses=("Rice.", f"Rice, fish and {i} eggs."), best=1) for i in (2, 3)
-    ]
-    jsonl.write(items, tmp_path / "items.jsonl")
-    data = ["data=jsonl", f"data.path={tmp_path / 'items.jsonl'}", "items=all", f"run.dir={tmp_path}", "tries=1"]
-    with serving(create_app(judge_of(longest), settings(), None)) as url:
-        teacher = ["teacher=server", f"teacher.url={url}/v1", f"teacher.model={MODEL}", "teacher.key_variable=null"]
-        done = tal("demonstrate", *data, *teacher, "teacher.max_completion_length=64", "--json")
-    assert done.status == 0, done.err
-    assert json.loads(done.out)["right"] == 2
-    assert {sampling.temperature for sampling in longest.samplings} == {1.0}
 
 
 @pytest.mark.parametrize(

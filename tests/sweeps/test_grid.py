@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.compose import compose_recipe
 from think_as_locals.run import start
 from think_as_locals.sweeps.grid import Job, job_name, make_jobs, split_values
 from think_as_locals.sweeps.sweep import freeze
@@ -118,16 +116,6 @@ def test_variants_become_jobs_with_identical_data_and_budget(recipe: str, tmp_pa
     assert len({job.config.reward.weights["structure"] for job in found}) == 1
     assert len({repr((job.config.reward, job.config.prompt)) for job in found}) == len(found)
     assert yaml.safe_load(freeze(found[0], tmp_path).read_text(encoding="utf-8"))["variants"] == {}
-
-
-@pytest.mark.parametrize("recipe", ["methods", "methods_quickstart"])
-def test_methods_recipes_hide_the_culture_from_every_method(recipe: str) -> None:
-    assert [job.config.prompt.culture for job in jobs(recipe)] == ["hidden"] * 3  # rm_r1's prompt does not mention it
-
-
-def test_recipes_with_variants_are_the_expected_ones() -> None:
-    recipes = [path.stem for path in (ROOT / "recipes").glob("*.yaml")]
-    assert {name for name in recipes if compose_recipe(f"recipes/{name}.yaml").get("variants")} == {*SWEEPS}
 
 
 def test_variants_are_crossed_with_other_swept_values() -> None:

@@ -55,7 +55,6 @@ STEPS = [
 LORA = ["lora=rank16", "lora.r=4"]
 WAYS: dict[str, tuple[str | None, list[str]]] = {  # stage of ZeRO, and overrides
     "ddp": (None, []),
-    "zero1": ("1", []),
     "zero2": ("2", []),
     "lora_zero2": ("2", LORA),
     "zero3": ("3", []),

@@ -51,9 +51,9 @@ def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
-def test_base_is_bit_identical_after_1000_syncs(adapted: PeftModel) -> None:
+def test_base_is_bit_identical_after_many_syncs(adapted: PeftModel) -> None:
     before, first = digest(adapted), merged(adapted)
-    for _ in range(999):
+    for _ in range(99):
         for _ in merged_parameters(adapted, UNSHARDED):
             pass
     assert digest(adapted) == before

@@ -17,10 +17,9 @@ import torch
 from accelerate.utils import DistributedType
 from conftest import launch
 from deepspeed.runtime.zero.config import ZeroStageEnum
-from runtime.test_files import file_size_limit
 from training.small_grpo import Code, tiny_trainer
 
-from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, pickles_as_data, step_of
+from think_as_locals.training.checkpoints import Checkpoints, pickles_as_data, step_of
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.types import ConfigError, TrainingError
 
@@ -121,16 +120,6 @@ def test_failed_write_keeps_old_checkpoint_and_names_the_remedy(tmp_path: Path) 
     assert checkpoints.latest() == tmp_path / "step-1"
 
 
-def test_full_disk_during_torch_save_is_reported(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    def write() -> None:
-        (tmp_path / "checkpoint-1").mkdir()
-        torch.save(torch.zeros(100_000), tmp_path / "checkpoint-1" / "optimizer.pt")
-
-    with file_size_limit(100_000), pytest.raises(TrainingError, match=r"ulimit -f\), or .* starts this stage over"):
-        checkpoints.commit(1, write)
-    assert names(tmp_path) == []
-
-
 def test_leftovers_of_a_killed_process_are_removed_on_next_commit(checkpoints: Checkpoints, tmp_path: Path) -> None:
     commit(checkpoints, 1)
     _write(tmp_path / "checkpoint-2", 2)
@@ -138,20 +127,6 @@ def test_leftovers_of_a_killed_process_are_removed_on_next_commit(checkpoints: C
     assert checkpoints.latest() == tmp_path / "step-1"
     commit(checkpoints, 3)
     assert names(tmp_path) == ["step-1", "step-3"]
-
-
-def test_only_the_saving_rank_removes_unused_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers 5.23 calls `_save` on every rank, 5.17 on the first alone."""
-    monkeypatch.setattr("transformers.Trainer._save", lambda *_: None)
-    trainer = object.__new__(CheckpointedTrainer)
-    for writes in (False, True):
-        for name in ("training_args.bin", "README.md"):
-            (tmp_path / name).touch()
-        trainer.args = SimpleNamespace(should_save=writes)
-        trainer._save(str(tmp_path))
-        assert bool([*tmp_path.iterdir()]) != writes
-    trainer.args.should_save = False
-    trainer._save(str(tmp_path))  # the other rank may have done so
 
 
 def test_checkpoint_of_another_launch_kind_is_rejected(checkpoints: Checkpoints) -> None:

@@ -117,16 +117,6 @@ def test_demonstrations_are_determined_by_the_seed() -> None:
     assert first != other
 
 
-def test_missing_full_stop_does_not_change_the_analysis() -> None:
-    bare = [replace(item, responses=tuple(text.removesuffix(".") for text in item.responses)) for item in ITEMS]
-    for with_stop, without in zip(demonstrate(ITEMS, 50, UNBIASED, 0), demonstrate(bare, 50, UNBIASED, 0), strict=True):
-        texts = [
-            sorted(line.split(": ", 1)[1] for line in (parse(made.completion, 4).analysis or "").strip().split("\n"))
-            for made in (with_stop, without)
-        ]
-        assert texts[0] == texts[1]
-
-
 @pytest.mark.parametrize("culture", ["TH", None])
 def test_pair_without_origins_marks_the_fitting_response(item: Item, culture: str | None) -> None:
     pair = replace(item, responses=("With a bow.", "Palms together."), best=1, culture=culture, origins=())
@@ -180,16 +170,6 @@ def test_prompt_tokens_carry_no_loss(tmp_path: Path) -> None:
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     (gradient,) = seen
     assert torch.equal((gradient.abs().amax(-1) > 0)[:, :-1], taught[:, 1:])
-
-
-def test_batches_of_similar_length_can_be_asked_for(tmp_path: Path) -> None:
-    made = list(demonstrate(ITEMS, 12, UNBIASED, seed=0))
-    settings = ["sft.per_device_train_batch_size=2", "sft.gradient_accumulation_steps=1"]
-    trainer = _trainer(tmp_path, made, *settings, "sft.train_sampling_strategy=group_by_length")
-    lengths = [len(row["input_ids"]) for row in trainer.train_dataset]
-    batches = [batch["attention_mask"].sum(1).tolist() for batch in trainer.get_train_dataloader()]
-    assert sorted(length for batch in batches for length in batch) == sorted(lengths)
-    assert max(lengths) in batches[0]  # what takes the most memory comes first
 
 
 def test_cold_start_uses_lora_only_for_pretrained_models(tmp_path: Path) -> None:

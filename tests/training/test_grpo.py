@@ -125,11 +125,6 @@ def test_weights_load_in_float32_unless_lora_or_launcher_keeps_them(
         assert (arguments["model_init_kwargs"]["dtype"], arguments["bf16"]) == (expected, True)
 
 
-def test_each_half_of_a_group_sees_one_response_order() -> None:
-    rows = list(BothOrdersSampler(6, num_generations=4, batch_size=2, repeat_count=2, shuffle=False))
-    assert rows == [0, 0, 1, 1, 2, 2, 3, 3] * 2  # two items a window, twice; the third item has no window
-
-
 @given(st.integers(1, 12), st.sampled_from([2, 4, 6]), st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
 def test_items_follow_the_order_of_trl_repeat_sampler(
     items: int, group: int, window: int, repeat: int, seed: int

@@ -81,7 +81,3 @@ def is_commands(block: Block) -> bool:
 def _lines(text: str) -> list[Command]:
     lines = (line.partition(" # ") for line in text.replace("\\\n", " ").splitlines())
     return [Command(command.strip(), remark) for command, _, remark in lines]
-
-
-OWN_REWARDS = next(block.text for block in blocks() if block.text.startswith("# own_rewards.py"))
-"""The file that the README writes."""
