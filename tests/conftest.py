@@ -39,7 +39,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 settings.register_profile("tests", deadline=None)  # of an example: a busy machine misses it, whatever is tested
 settings.load_profile("tests")
 
-collect_ignore = ["benchmarks", "gpu"]  # scripts, which import one another
+collect_ignore = ["benchmarks", "gpu"]  # scripts, which import one another, and what `make soak` runs
 
 ROOT = Path(__file__).parents[1]
 
@@ -245,8 +245,8 @@ def pytest_collection() -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first, and of these the whole quick start: nobody waits for it alone in the end."""
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, "test_quickstart" not in item.nodeid))
+    """Slow tests first: nobody waits for them alone in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import QUICK, SMALL, Tal, command, launch
@@ -19,41 +18,20 @@ pytestmark = pytest.mark.slow
 def test_two_processes_share_one_run_under_zero2_with_lora(tmp_path: Path, warm_python: str) -> None:
     recipe = tmp_path / "quickstart.yaml"
     recipe.write_text("defaults:\n  - /recipes/quickstart\n  - override /lora: rank16\n  - _self_\n")
-    run, _ = _two_processes(["tal", "launch", str(recipe), "--config_file", "cpu_zero2"], warm_python, tmp_path)
-    assert (run / "adapter" / "adapter_model.safetensors").is_file()
-    for name in ("tal_judge.json", "training_items.txt"):  # alone, it is asked as it was trained
-        assert (run / "adapter" / name).read_bytes() == (run / "model" / name).read_bytes()
-    assert not [name for name, _ in Judge.load(str(run / "model")).engine.model.named_parameters() if "lora" in name]
-
-
-def test_torchrun_trains_two_processes_off_policy_on_every_reward(tmp_path: Path, warm_python: str) -> None:
-    overrides = ["reward=full", "prompt=compact_rubric", "grpo.num_iterations=2"]
-    (tmp_path / "own.py").write_text("def brief(judgement, item):\n    return 1 / (1 + len(judgement.completion))\n")
-    own = [f"reward.own.brief={tmp_path}/own.py:brief", "reward.weights.brief=0.5"]
-    launcher = ["torchrun", "--nproc_per_node", "2", "recipes/quickstart.yaml"]
-    run, logs = _two_processes(launcher, warm_python, tmp_path, *overrides, *own)
-    rewards = {name for log in logs for name in log if name.startswith("rewards/") and name.endswith("/mean")}
-    assert len(rewards) == 7
-    assert "rewards/brief/mean" in rewards
-    assert Judge.load(str(run / "model"))
-
-
-def _two_processes(
-    launcher: list[str], python: str, folder: Path, *overrides: str
-) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of the one run that two processes make, and what it logged."""
-    name, *flags = launcher
-    words = [*SMALL, *QUICK, f"run.dir={folder}", *overrides]
-    done = launch(python, command(name), *flags, *words)
+    words = [str(recipe), "--config_file", "cpu_zero2", *SMALL, *QUICK, f"run.dir={tmp_path}"]
+    done = launch(warm_python, command("tal"), "launch", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "prefixes are not shared" not in done.stderr
-    (run,) = (path for path in folder.iterdir() if (path / "report.html").is_file())
+    (run,) = (path for path in tmp_path.iterdir() if (path / "report.html").is_file())
     assert run.name.startswith("quickstart-")
     logs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # Two processes of 16 completions each take twice as many tokens as the main one wrote rows.
     assert next(log["num_tokens"] for log in logs if "reward" in log) > 16 * 2 * 20
     assert json.loads((run / "carb" / "step-2.json").read_text())["n"] == 4
-    return run, logs
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+    for name in ("tal_judge.json", "training_items.txt"):  # alone, it is asked as it was trained
+        assert (run / "adapter" / name).read_bytes() == (run / "model" / name).read_bytes()
+    assert not [name for name, _ in Judge.load(str(run / "model")).engine.model.named_parameters() if "lora" in name]
 
 
 def test_recipe_needing_a_gpu_lists_missing_resources(warm_python: str) -> None:

@@ -14,7 +14,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from conftest import ROOT, command, launch
 
-SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / "tests" / "gpu" / "wheels.sh"]
+SCRIPTS = sorted((ROOT / "launch").glob("*.sh"))
 CONFIGURATIONS = sorted((ROOT / "launch").glob("*.yaml"))
 
 

@@ -64,7 +64,7 @@ SMALL = [
     "global_rm.batch_size=32",
     "global_rm.per_device_train_batch_size=32",
     "global_rm.logging_steps=20",
-    "scpo.variants=[full,filter,weight,scpo]",
+    "scpo.variants=[full,scpo]",
     "scpo.max_steps=20",
     "scpo.logging_steps=5",
     "scpo.learning_rate=0.003",
@@ -137,7 +137,7 @@ def test_run_writes_results_and_selected_models(small: Path) -> None:
         *("config.yaml", "environment.json", "workers.json", "metrics.jsonl", "global_rm", "variants", "models"),
         *("scpo.json", "scpo.md", "report.html"),
     }
-    variants = [f"{name}-seed-0" for name in ("full", "filter", "weight", "scpo")]
+    variants = [f"{name}-seed-0" for name in ("full", "scpo")]
     names = {(country, name) for country in ("DE", "JP", "TH") for name in variants}
     assert {path.parent.parts[-2:] for path in small.glob("variants/*/*/result.json")} == names
     assert {path.name for path in small.glob("variants/*/*/*")} == {"result.json", "scores.parquet"}
@@ -152,12 +152,12 @@ def test_variants_train_on_pairs_selected_by_global_rm_scores(small: Path) -> No
     pairs = [*splits.train, *splits.test]
     assert set(scores) == {content_key(item.prompt, text) for item in pairs for text in item.responses}
     mine = [item for item in splits.train if item.culture == "TH"]
-    for variant in ("full", "filter", "weight", "scpo"):
+    for variant in ("full", "scpo"):
         expected = select_pairs([pair_scores(item, scores) for item in mine], variant, config.scpo, config.mode)
         result = result_of(small, f"TH/{variant}-seed-0")
         assert (result.available, result.kept, sum(result.weights)) == (len(mine), len(expected), len(expected))
         assert result.weights[0] == sum(weight < 0.1 for weight in expected.values())
-        assert (result.weights[9] == len(expected)) == (variant in ("full", "filter"))
+        assert (result.weights[9] == len(expected)) == (variant == "full")
     assert 0 < row(small, "TH", "scpo")["training"]["kept"] < 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -30,8 +29,6 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.report import FROM_SCRATCH
-from think_as_locals.hub.card import model_card
-from think_as_locals.hub.source_run import read_judge_run
 from think_as_locals.judging import render
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.training_items import count_trained_on, item_hash, read_training_items
@@ -251,29 +248,6 @@ def test_training_prompt_beyond_the_context_ends_a_run_before_it_trains(
         train.over_long(config, model, replace(data, train=(*fitting, long)), console)
     limited = load_recipe("recipes/quickstart.yaml", [*SMALL, *words, "data.max_prompt_tokens=500"])
     assert train.over_long(limited, model, replace(data, train=(*fitting, long)), console) == {long}
-
-
-def test_cultures_of_csv_pairs_appear_in_report_and_model_card(small_run: Path, tmp_path: Path) -> None:
-    places = ("Thailand", "Kenyan", "CL")  # by name, by its people, by code
-    with (tmp_path / "mine.csv").open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["prompt", "chosen", "rejected", "culture"])
-        for i in range(300):
-            rows.writerow([f"What is dish number {i} eaten with?", f"with tool {i}", f"with hand {i}", places[i % 3]])
-    small = [override for override in [*SMALL, *QUICK] if not override.startswith(("data.", "sft.", "model."))]
-    model = ["trainer=grpo", f"model.path={small_run / 'model'}", "model.scratch=null", "grpo.max_steps=1"]
-    data = ["data=rows", f"data.path={tmp_path / 'mine.csv'}", "eval.max_items=30"]
-    start("recipes/quickstart.yaml", [*small, *model, *data, f"run.dir={tmp_path}", "run.name=mine"])
-    run = RunFolder(tmp_path / "mine")
-    for name, n in (("test", 30), ("validation", 30)):
-        summary = carb.read(run.evaluation(name, 1))
-        assert summary["by_culture"].keys() == {"TH", "KE", "CL"}
-        assert sum(part["n"] for part in summary["by_culture"].values()) == n
-    card = model_card(read_judge_run(run.path), "owner/judge", adapter=False).text().decode()
-    assert "**Cultures measured**: Chile (CL), Kenya (KE), Thailand (TH)" in card
-    assert "split `group`, 20 % kept for testing, 10 % for validation" in card
-    page = run.report.read_text()
-    assert all(name in page for name in ("Chile", "Kenya", "Thailand"))
 
 
 def test_resume_keeps_finished_run_and_rejects_changed_seed(

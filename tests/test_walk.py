@@ -1,9 +1,8 @@
-"""The whole pipeline, scaled down: teacher demonstrations, a judge trained on a mix, ablations, best-of-N and r2."""
+"""The whole pipeline, scaled down: teacher demonstrations, a judge trained on a mix, best-of-N and r2."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,7 @@ from data.sources.test_blend import a_folder
 
 from think_as_locals.evaluation import carb
 from think_as_locals.reward_models.training_items import item_hash, read_training_items
-from think_as_locals.run import start
-from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.sweeps import sweep
-from think_as_locals.sweeps.runner import STATUS
-from think_as_locals.sweeps.sweep import JOBS
 from think_as_locals.types import Item
 
 pytestmark = pytest.mark.slow
@@ -31,23 +25,9 @@ EVAL_SETS += ["eval.sets.cards_as_pairs=quickstart_cards", "eval.sets.cards_as_p
 EVAL_SETS += [
     f"eval.sets.{name}.{word}" for name in ("four_orders", "cards_as_pairs") for word in ("items=test", *DATA)
 ]
-VARIANTS = ("full", "without_gain", "without_correctness")
 
 
-def run_jobs_sequentially(
-    names: Sequence[str], folder: Path, launcher: Sequence[str], lock: int, on_end: Callable[[str], None]
-) -> None:
-    """Jobs of a sweep in this process, which has what each of them would import."""
-    for name in names:
-        (recipe,) = (folder / JOBS / name).glob("*.yaml")
-        start(str(recipe), [])
-        write_json(folder / JOBS / name / STATUS, {"status": 0})
-        on_end(name)
-
-
-def test_pipeline_runs_from_teacher_to_leaderboard_and_r2(
-    tal: Tal, small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipeline_runs_from_teacher_to_leaderboard_and_r2(tal: Tal, small_run: Path, tmp_path: Path) -> None:
     model, runs = small_run / "model", f"run.dir={tmp_path}"
     blend = [f"path={a_folder(tmp_path / 'blend', {'Al-en-01': VOTES})}", "as_pairs=true", "test_share=0.25"]
     mix = ["data=mix", "data.mix.cards=quickstart_cards", *(word.replace("data", "data.mix.cards", 1) for word in DATA)]
@@ -75,17 +55,7 @@ def test_pipeline_runs_from_teacher_to_leaderboard_and_r2(
     assert hashes is not None
     assert {item_hash(Item(**row["item"])) for row in rows} <= hashes
 
-    monkeypatch.setattr(sweep, "launch", run_jobs_sequentially)
-    base = ["sft=null", "model.scratch=null", f"model.path={fresh.cold_start.model}"]
-    small = [word for word in (*SMALL, *QUICK) if not word.startswith(("sft.", "model.scratch."))]
-    swept = tal("run", "-m", "ablations_quickstart", *small, *base, "grpo.max_steps=1", runs, "run.name=ablations")
-    assert swept.status == 0, swept.err
-    table = json.loads((tmp_path / "ablations" / "sweep.json").read_text())["judges"]
-    assert (table[0]["name"], {row["name"] for row in table[1:]}) == ("base of full", {*VARIANTS})
-    assert all(row["against_base"] and row["n"] == 4 for row in table[1:])
-
     judges = {"old": model, "new": fresh.model, "base": fresh.cold_start.model}
-    judges |= {name: next((tmp_path / "ablations").glob(f"variant-{name}-*/model")) for name in VARIANTS}
     rms = [word for name, path in judges.items() for word in (f"rms.{name}=judge", f"rms.{name}.path={path}")]
     policy = [f"sample.policy.path={model}", "sample.num_candidates=3", "sample.max_completion_length=24"]
     scorer = ["sample.scorer=implicit", f"sample.scorer.path={model}", "sample.scorer.reference=null"]

@@ -65,40 +65,11 @@ A names it. B does not.
 <analysis>Aは正しい。</analysis> <verdict>C</verdict>""",
 )
 SNIPPETS = (
-    *("<rubric>", "</rubric>", "<analysis>", "</analysis>", "<verdict>", "</verdict>", "<verdict>B</verdict>"),
-    *("<think>", "</think>", "<think>A?</think>"),
+    *["<rubric>", "</rubric>", "<analysis>", "</analysis>", "<verdict>", "</verdict>", "<verdict>B</verdict>"],
+    *["<think>", "</think>", "<think>A?</think>"],
     *("- 10 | x | y\n", "- 010 | x | y\n", "- +5 | x | y\n", "- ٥ | x | y\n", "- 1e2 | x | y\n", "-1 | x | y\n"),
-    *(
-        "|",
-        "||",
-        "\n",
-        "\r",
-        "\u2028",
-        "\x0b",
-        "\u3000",
-        "\u200b",
-        "\u2060",
-        "\ufeff",
-        "\u3164",
-        "\u0301",
-        "\ud800",
-        "\x00",
-    ),
-    *(
-        "A",
-        "Ａ",
-        "А",
-        "a",
-        " B ",
-        "B.",
-        "[[B]]",
-        "<VERDICT>B</VERDICT>",
-        "＜verdict＞B＜/verdict＞",
-        "```",
-        "**",
-        "0",
-        "100",
-    ),
+    *("|", "||", *"\n\r\u2028\x0b\u3000\u200b\u2060\ufeff\u3164\u0301\ud800\x00"),
+    *(*"AＡАa", " B ", "B.", "[[B]]", "<VERDICT>B</VERDICT>", "＜verdict＞B＜/verdict＞", "```", "**", "0", "100"),
 )
 BLANK_LETTERS = {0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0}
 FINISH_REASONS = ("stop", "stop", "stop", "stop", "length", None, "", "abort")
@@ -169,11 +140,8 @@ _INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn"}
 def tokens(count: int, rng: Rng) -> Outcomes:
     """Write control tokens and tags in one disguise or two, and ask a tokenizer what is left of them."""
     for _ in range(count):
-        family, kind, (name, normalizer) = (
-            rng.choice(list(FAMILIES)),
-            rng.choice(KINDS),
-            rng.choice([*NORMALIZERS.items()]),
-        )
+        family, kind = rng.choice(list(FAMILIES)), rng.choice(KINDS)
+        name, normalizer = rng.choice([*NORMALIZERS.items()])
         made, control = _tokenizer(family, kind, name, special=rng.random() < 0.5, normalized=rng.random() < 0.5)
         text = rng.choice([*FAMILIES[family], "<verdict>", "</verdict>", "<rubric>", "</analysis>"])
         for _ in range(rng.randint(1, 2)):
@@ -195,37 +163,9 @@ def _tokenizer(family: str, kind: str, normalizer: str, **added: bool) -> tuple[
 # --- rows: a bad row is a fault or holds nothing but its own texts, and no other row is changed ---
 
 HOSTILE_VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        0,
-        -1,
-        10**400,
-        1e308,
-        "",
-        " ",
-        "\u200b",
-        "\ud800",
-        "\x00",
-        "a" * 100_000,
-        [],
-        {},
-        [[]],
-        [None],
-        {"a": 1},
-    ),
-    *(
-        ["a"] * 9,
-        {"role": "user"},
-        "nan",
-        "NULL",
-        "<verdict>A</verdict>",
-        "../../etc/passwd",
-        "=cmd()",
-        "{",
-        "TH\n",
-        "𝕋𝕙𝕒𝕚",
-    ),
+    *(None, True, 0, -1, 10**400, 1e308, "", " ", "\u200b", "\ud800", "\x00", "a" * 100_000, [], {}, [[]], [None]),
+    *({"a": 1}, ["a"] * 9, {"role": "user"}, "nan", "NULL", "<verdict>A</verdict>", "../../etc/passwd", "=cmd()"),
+    *("{", "TH\n", "𝕋𝕙𝕒𝕚"),
 )
 RESPONSES = ("chosen", "rejected", "responses", "response_a", "response_b")
 ROWS_PER_FILE = 200

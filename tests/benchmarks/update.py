@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -243,7 +243,7 @@ def measure(bench: UpdateBenchmark, repetitions: int) -> dict[str, Any]:
             # The first does not count. Memory is measured there: what is given back for it has to be fetched again.
             with nullcontext() if repetition else _peak_memory(bench.device) as peak:
                 spent = bench.update(variant)
-            if peak:
+            if peak is not None:
                 memory[variant] = peak[0]
             else:
                 seconds[variant].append(spent)
@@ -269,27 +269,20 @@ def _ratios(seconds: dict[str, float]) -> dict[str, float]:
     return {variant: first / spent for variant, spent in seconds.items()}
 
 
-class _peak_memory:  # noqa: N801
+@contextmanager
+def _peak_memory(device: str) -> Iterator[list[float]]:
     """Bytes that a block adds at its peak: the resident set of the process, or what is allocated on the GPU."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._peak = [0.0]
-
-    def __enter__(self) -> list[float]:
-        gc.collect()
-        if self._device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            self._before = float(torch.cuda.memory_allocated())
-        else:
-            ctypes.CDLL(None).malloc_trim(0)
-            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-            self._before = _status("VmRSS")
-        return self._peak
-
-    def __exit__(self, *_: object) -> None:
-        after = float(torch.cuda.max_memory_allocated()) if self._device == "cuda" else _status("VmHWM")
-        self._peak[0] = after - self._before
+    peak: list[float] = []
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = float(torch.cuda.memory_allocated())
+    else:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+        before = _status("VmRSS")
+    yield peak
+    peak.append((float(torch.cuda.max_memory_allocated()) if device == "cuda" else _status("VmHWM")) - before)
 
 
 def _status(field: str) -> float:

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from reward_models.scripted import RUBRIC
 from reward_models.tiny import WORDS
 
 from think_as_locals.config.schema import ScratchSection
 from think_as_locals.engines import Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
-from think_as_locals.judging import render, write
 from think_as_locals.reward_models.group import PolicyPrompt, item_of
 from think_as_locals.reward_models.judge import JudgeSettings
 from think_as_locals.reward_models.scalar import IGNORED, TokenRow, padded_batch
@@ -72,10 +70,3 @@ def pairs(count: int, seed: int = 0) -> list[Item]:
     return [
         item_of(PolicyPrompt(f"What is said on day {i % 4}?", "TH", "en"), (noise(), noise())) for i in range(count)
     ]
-
-
-def judge_of_pairs(folder: Path) -> str:
-    """A judge that writes our grammar about any two responses."""
-    taught = [(render(item, "compact"), write(RUBRIC, "They differ.", i % 2)) for i, item in enumerate(pairs(48))]
-    train_judge(folder, taught, JudgeSettings(prompt="compact", max_completion_length=96), WIDE)
-    return str(folder)

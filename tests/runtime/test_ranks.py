@@ -186,11 +186,12 @@ def test_rank_timeout_exceeds_the_server_timeout(overrides: list[str], seconds: 
 @pytest.mark.slow
 def test_run_launch_zero3_shards_training_and_saves_a_plain_model(tmp_path: Path, warm_python: str) -> None:
     overrides = ["sft.gradient_checkpointing=true", "grpo.gradient_checkpointing=true", "grpo.max_steps=3"]
-    rewards = ["reward=full", "prompt=compact_rubric", "grpo.save_steps=100"]
+    (tmp_path / "own.py").write_text("def brief(judgement, item):\n    return 1 / (1 + len(judgement.completion))\n")
+    rewards = ["reward=full", "prompt=compact_rubric", "grpo.save_steps=100", "grpo.num_iterations=2"]
+    rewards += [f"reward.own.brief={tmp_path}/own.py:brief", "reward.weights.brief=0.5"]
     uneven = ["eval.every_steps=100", "eval.max_items=17", "eval.batch_size=8"]  # two batches on rank 0, one on rank 1
     done = launch(
-        *[warm_python, command("accelerate"), "launch", "--multi_gpu", "--num_processes", "2"],
-        "recipes/quickstart.yaml",
+        *[warm_python, command("torchrun"), "--nproc_per_node", "2", "recipes/quickstart.yaml"],
         *[*SMALL, *QUICK, *overrides, *rewards, *uneven, f"run.dir={tmp_path}", "run.name=zero3"],
         "run.launch=cpu_zero3",
     )
@@ -203,7 +204,11 @@ def test_run_launch_zero3_shards_training_and_saves_a_plain_model(tmp_path: Path
         assert rank["parameters"] == rank["optimized"] == pytest.approx(spread_over["parameters"] / 2, rel=0.01)
     logs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {"sft", "grpo"} == {log["stage"] for log in logs}
-    assert sum("rewards/criteria_gain/mean" in log for log in logs) == 3
+    rewarded = [log for log in logs if "rewards/criteria_gain/mean" in log]
+    assert {name for name in rewarded[0] if name.startswith("rewards/") and name.endswith("/mean")} >= {
+        f"rewards/{name}/mean"
+        for name in ("correctness", "structure", "rubric_quality", "consistency", "length", "brief")
+    }
     assert "prefixes are not shared" not in done.stderr
     for step in (0, 3):
         assert json.loads((run / "carb" / f"step-{step}.json").read_text())["n"] == 17

@@ -27,7 +27,6 @@ from think_as_locals.types import DataError
 LORA = ["lora=rank16", "lora.r=4"]
 WAYS = {
     "ddp": (None, ["reward=full", "prompt=compact_rubric", "rollout.ahead=3"]),
-    "zero2": ("2", LORA),
     "zero3": ("3", ["grpo.beta=0.05"]),
     "unmoved": ("3", [*LORA, "grpo.learning_rate=1e-9"]),
 }

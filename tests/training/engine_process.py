@@ -201,16 +201,15 @@ def colocate(folder: Path) -> None:
     check_syncs(trainer, "vLLM knows no adapter with use_dora=True", r=4, use_dora=True)
     del trainer, engine
     check_adapter(folder, "rollout=vllm_colocate", base_first=False)
-    check_withheld(folder, {"weights": []}, "rollout=vllm_colocate")
 
 
-def check_withheld(folder: Path, kinds: dict[str, list[str]], *where: str) -> None:
+def check_withheld(folder: Path, *where: str) -> None:
     """Updates of 1e-6 that do not arrive, in half precision: log-probabilities do not tell, tensors do."""
-    for kind, lora in kinds.items():
+    for kind, lora in (("weights", []), ("adapter", ["lora=rank16"])):
         trainer = tiny_trainer(folder, *WIDE, "model.dtype=bfloat16", *where, *lora)
         engine = trainer.vllm_generation
         with pytest.MonkeyPatch.context() as patch:
-            withhold_updates(patch, engine)
+            withhold_updates(patch)
             first = ends_with(engine.sync_weights)
             change(trainer.model, 1e-6)
             message = ends_with(engine.sync_weights)
@@ -223,7 +222,7 @@ def check_withheld(folder: Path, kinds: dict[str, list[str]], *where: str) -> No
         assert ends_with(engine.sync_weights) == ""
 
 
-def withhold_updates(patch: pytest.MonkeyPatch, engine: Any) -> None:
+def withhold_updates(patch: pytest.MonkeyPatch) -> None:
     """Have every sync send the tensors of the first one within this context."""
     first: dict[str, torch.Tensor] = {}
     add, save = WeightFiles.add, save_adapter
@@ -234,10 +233,6 @@ def withhold_updates(patch: pytest.MonkeyPatch, engine: Any) -> None:
     patch.setattr(WeightFiles, "add", lambda files, *tensor: add(files, *next(iter(stale([tensor]).items()))))
     for module in (rollouts, served_engine):
         patch.setattr(module, "save_adapter", lambda model, own, folder: save(model, stale(own.items()), folder))
-    if isinstance(engine, ColocatedGeneration):
-        model = engine.llm.llm_engine.model_executor.driver_worker.model_runner.model
-        load = model.load_weights
-        patch.setattr(model, "load_weights", lambda weights: load(stale(weights).items()))
 
 
 def load_start(server: VLLMServer, start: str) -> None:
@@ -316,7 +311,7 @@ def serve(folder: Path, port: str) -> None:
     trainer.accelerator.wait_for_everyone()  # the main process is about to synchronise
     check_syncs(trainer, "its rank is 32, the engine was started for ranks up to 16", r=32)
     check_forgotten_adapter(folder, *where)
-    check_withheld(folder, {"weights": [], "adapter": ["lora=rank16"]}, *where, "rollout.dtype=float32")
+    check_withheld(folder, *where, "rollout.dtype=float32")
     engine.model = trainer.model
     check_faults_of_a_sync(trainer, str(folder / "model"))
     engine.sync_weights()

@@ -179,6 +179,8 @@ def test_code_in_any_checkpoint_file_is_not_executed(tmp_path: Path, overrides: 
     refused = set()
     poisoned, marker = tmp_path / "poisoned" / checkpoint.name, tmp_path / "marker"
     whole = sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
+    if overrides:  # the others are as without an adapter
+        whole = [name for name in whole if "adapter" in name]
     for name in whole:
         shutil.copytree(checkpoint, poisoned)
         torch.save({"state": Code(marker)}, poisoned / name)
@@ -189,7 +191,8 @@ def test_code_in_any_checkpoint_file_is_not_executed(tmp_path: Path, overrides: 
         assert not marker.exists(), name
         shutil.rmtree(poisoned)
     data = {"model.safetensors", "adapter_model.safetensors", "rank-0.safetensors", "rank-0.json", "trainer_state.json"}
-    assert {name for name, _ in refused} >= {"optimizer.pt", "rng_state.pth", "scheduler.pt", *data & set(whole)}
+    pickles = {"optimizer.pt", "rng_state.pth", "scheduler.pt"}
+    assert {name for name, _ in refused} >= (data | pickles) & set(whole) > set()
     assert {error for _, error in refused} == {TrainingError}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, command, launch
-from training.engine_process import WIDE
+from training.engine_process import WIDE, change
 from training.local_engine import LocalEngine
 from training.small_grpo import ends_with, tiny_trainer
 
@@ -62,6 +62,18 @@ def test_served_engine_checks_pass_across_server_failures(tmp_path: Path, warm_v
 
 def test_colocated_engine_checks_pass_on_two_processes(tmp_path: Path, warm_vllm: str) -> None:
     run_checks(warm_vllm, "colocate", tmp_path)
+
+
+def test_update_by_1e_6_that_does_not_arrive_ends_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpo, "ColocatedGeneration", LocalEngine)
+    trainer = tiny_trainer(tmp_path, "model.dtype=bfloat16", "rollout=vllm_colocate")
+    engine: Any = trainer.vllm_generation
+    engine.sync_weights()
+    change(trainer.model, 1e-6)
+    engine.withheld = "weight"
+    assert "expected the same bits" in ends_with(engine.sync_weights)
+    engine.withheld = ""
+    assert ends_with(engine.sync_weights) == ""
 
 
 def test_sync_tolerance_is_a_multiple_of_the_first_sync_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
