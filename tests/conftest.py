@@ -36,7 +36,7 @@ os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp())
 # The same tests on every machine: `make gpu` (tests/gpu) checks what is of GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-settings.register_profile("tests", deadline=None)  # of an example: a busy machine misses it, whatever is tested
+settings.register_profile("tests", deadline=None, max_examples=40)  # no deadline: a busy machine misses it
 settings.load_profile("tests")
 
 collect_ignore = ["benchmarks", "gpu"]  # scripts, which import one another, and what `make soak` runs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -274,18 +273,6 @@ def test_resume_moves_a_finished_model_without_retraining(uninterrupted: Path) -
     assert {path.name for path in folder.iterdir()} == {"result.json", "scores.parquet"}
     assert (uninterrupted / "metrics.jsonl").read_bytes() == metrics
     assert (uninterrupted / "scpo.json").read_bytes() == result
-
-
-def test_training_with_a_damaged_result_is_repeated_once_its_folder_is_removed(uninterrupted: Path) -> None:
-    folder = uninterrupted / "variants" / "TH" / "scpo-seed-0"
-    again = (uninterrupted.parent, *INTERRUPTED, *LOGGED, "run.resume=auto")
-    before = {path: path.read_bytes() for path in (uninterrupted / "scpo.json", *uninterrupted.glob("models/*/*/*"))}
-    (folder / "scores.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match=r"scpo-seed-0: damaged .*: remove this folder to repeat its training"):
-        steer(*again)
-    shutil.rmtree(folder)
-    steer(*again)
-    assert {path: path.read_bytes() for path in before} == before
 
 
 # --- other ways to steer ---

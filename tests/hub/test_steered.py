@@ -17,7 +17,6 @@ from think_as_locals.config.checks import load_config
 from think_as_locals.data import read
 from think_as_locals.data.splits import split_people
 from think_as_locals.evaluation.journal import content_key
-from think_as_locals.hub.leaks import LeakError
 from think_as_locals.hub.push import prepare, upload
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.scpo.results import read_result
@@ -121,24 +120,6 @@ def test_missing_model_or_records_are_rejected(steered: Path, run: Path) -> None
     refused(ConfigError, "adapters merged into them: push without --adapter", steered, model=THAI, adapter=True)
     (steered / "variants" / THAI / "result.json").unlink()
     refused(DataError, "no record of the training in variants/TH/scpo-seed-0", steered, model=THAI)
-
-
-@pytest.mark.parametrize("linked", ["models", "models/TH", f"models/{THAI}", f"models/{THAI}/model.safetensors"])
-def test_links_are_not_followed(steered: Path, tmp_path: Path, linked: str) -> None:
-    (steered / linked).rename(tmp_path / "elsewhere")
-    (steered / linked).symlink_to(tmp_path / "elsewhere")
-    refused(DataError, "links do not count", steered, model=THAI)
-
-
-def test_leaks_are_found(steered: Path) -> None:
-    path = steered / "models" / THAI / "config.json"
-    config = json.loads(path.read_text())
-    for planted, kind in (
-        (str(steered / "global_rm"), "a path of the run"),
-        ("hf_" + "aB3" * 12, "Hugging Face Token"),
-    ):
-        path.write_text(json.dumps({**config, "note": planted}))
-        refused(LeakError, f"config.json: {kind}", steered, model=THAI)
 
 
 def test_push_of_a_reward_model_replaces_a_judge(run: Path, steered_run: Path, hub: FakeHub, api: HfApi) -> None:

@@ -69,19 +69,6 @@ def test_response_is_compared_with_ground_truth_or_rated(
         assert options == RATING or "Culture: Japan" in body["messages"][-1]["content"]
 
 
-def test_concurrent_responses_are_scored() -> None:
-    async def all_of_them(url: str) -> list[dict[str, float]]:
-        info = {"question": "Breakfast?"}
-        return await asyncio.gather(
-            *(compute_score("d", "x" * n, "xxx", info, model="judge", base_url=url) for n in range(1, 7))
-        )
-
-    with serving() as (url, asked):
-        scores = [result["score"] for result in asyncio.run(all_of_them(url))]
-    assert scores == [0.0, 0.0, 0.5, 1.0, 1.0, 1.0]
-    assert len(asked) == 10
-
-
 def test_verl_router_is_used_without_a_url() -> None:
     with serving() as (url, _):
         router = url.removeprefix("http://").removesuffix("/v1")

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from conftest import QUICK, SMALL
@@ -95,12 +94,3 @@ def test_driver_that_torch_cannot_use_is_reported_in_the_words_of_torch(
     assert any(fault in each for each in missing_for(load_config("recipes/tal_grpo.yaml")))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "torch sees no CUDA device: CUDA_VISIBLE_DEVICES='' hides them all" in run_doctor()[1]
-
-
-def test_gpus_are_listed_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "has_gpu", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(
-        "torch.cuda.get_device_properties", lambda _: SimpleNamespace(name="NVIDIA H100", total_memory=81559 * 2**20)
-    )
-    assert gpus.gpus() == ["NVIDIA H100, 81559 MiB"] * 2

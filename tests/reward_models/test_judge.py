@@ -179,10 +179,10 @@ def test_scores_are_means_over_rotations_in_item_order(engine: TransformersEngin
 
 def test_judgements_do_not_depend_on_chunk_size_or_item_order(engine: TransformersEngine) -> None:
     found = []
-    for chunk_size, items in ((1, ITEMS[:3]), (5, ITEMS[2::-1]), (100, ITEMS[:3])):
+    for chunk_size, items in ((1, ITEMS[:2]), (5, ITEMS[1::-1])):
         rm = make(engine, protocol=protocol("round_robin", 2), chunk_size=chunk_size, margins=False)
         found.append(sorted((row_of(scored) for scored in evaluated(rm, items)), key=lambda row: str(row["id"])))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert all("<rubric>" in row["completion"] for row in found[0])
 
 

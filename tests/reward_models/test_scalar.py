@@ -140,7 +140,7 @@ def ragged_items(seed: int) -> list[Item]:
     return items
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 999), batch_size=st.integers(1, 9), pad_id=st.sampled_from([None, 0, END]))
 def test_shared_prompt_scores_match_separate_rows(path: str, seed: int, batch_size: int, pad_id: int | None) -> None:
     rm = dataclasses.replace(LOADED(path), batch_size=batch_size, pad_id=pad_id)

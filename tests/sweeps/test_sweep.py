@@ -66,14 +66,6 @@ def test_plan_lists_jobs_with_their_overrides(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_sweep_rejects_an_existing_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(ConfigError, match=r"choose another run\.name, or continue it"):
-        sweep(QUICKSTART, [f"run.dir={tmp_path}", "run.name=mine"])
-    with pytest.raises(ConfigError, match="is not the folder of a sweep"):
-        sweep(QUICKSTART, [f"run.dir={tmp_path}", "run.name=mine", "run.resume=auto"])
-
-
 def test_waiting_job_does_not_start_after_the_sweep_stops(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / STOP).touch()
@@ -131,11 +123,6 @@ def test_running_job_gets_a_signal_for_each_that_the_sweep_got(tmp_path: Path, m
 def test_invalid_launcher_is_rejected_with_a_hint(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_launcher([override])
-
-
-@pytest.mark.parametrize("option", ["local", "joblib", "slurm"])
-def test_every_launcher_is_installed(option: str) -> None:
-    check_launcher([f"sweep={option}", "hydra.sweep.dir=x"])
 
 
 def test_keys_of_the_launcher_are_not_passed_to_jobs() -> None:

@@ -160,7 +160,7 @@ def test_last_checkpoint_is_intact_whichever_write_fails(tmp_path: Path) -> None
     *attempts, unharmed = json.loads((tmp_path / "results.json").read_text())
     assert unharmed == {"error": "", "good": "step-2"}
     failed = [attempt for attempt in attempts if attempt["error"]]
-    assert len(failed) > 30  # weights, optimizer, random numbers, our own files, manifest, names
+    assert len(failed) > 15  # weights, optimizer, random numbers, our own files, manifest, names
     assert len(failed) > 0.8 * len(attempts)  # transformers does without its model card
     for attempt in failed:
         assert attempt["good"] in ("step-1", "step-2")

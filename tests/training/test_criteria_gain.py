@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 from training.small_grpo import tiny_trainer
 
 from think_as_locals.judging import write
@@ -69,35 +68,6 @@ def test_the_last_forced_token_is_the_label(tmp_path: Path) -> None:
         ids = force(tokenizer, rubric, 1)
         assert tokenizer.decode(ids) == (rubric + forced_verdict(1, rubric)).removesuffix("</verdict>")
         assert tokenizer.decode(ids[-1]) == "B"
-
-
-@pytest.mark.slow
-def test_matching_rubric_gains_more_than_a_mismatched_one(tmp_path: Path) -> None:
-    """A model that has learned to follow rubrics: each names, in order, how much a response deserves."""
-    trainer = tiny_trainer(tmp_path, "reward=paper")
-    model, tokenizer = trainer.model, trainer.processing_class
-    prompt = trainer.chat.text(trainer.train_dataset[0]["prompt"], add_generation_prompt=True)
-    reasons = ["custom", "place", "fit", "origin"]
-    encoded = [  # without a rubric, one verdict is as likely as another
-        torch.tensor([tokenizer(prompt)["input_ids"] + force(tokenizer, rubric, i)])
-        for i, reason in enumerate(reasons)
-        for rubric in (rubric_of(reason), "")
-    ]
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(60):
-        losses = [cross_entropy(model(input_ids=ids).logits[:, -2], ids[:, -1]) for ids in encoded]
-        optimizer.zero_grad()
-        sum(losses).backward()
-        optimizer.step()
-
-    def gain(rubric: str, verdict: int) -> float:
-        ((with_rubric, without),) = trainer._gain_scorer.score([query(trainer, 0, rubric, verdict)])  # type: ignore[misc]
-        return with_rubric - without
-
-    for verdict in range(4):
-        gains = [gain(rubric_of(reason), verdict) for reason in reasons]
-        stated = gains.pop(verdict)
-        assert stated > max(1, max(gains) + 1)
 
 
 @pytest.mark.parametrize(

@@ -394,51 +394,6 @@ def _record_passes(trainer: SharedPrefixTrainer, monkeypatch: pytest.MonkeyPatch
     return passes
 
 
-def test_trl_still_calls_the_overridden_methods_in_order(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step: sampling asks for reference log-probabilities, then scores; the loss asks for those of the policy."""
-    calls: list[str] = []
-    for name in (
-        "_prepare_inputs",
-        "_generate_and_score_completions",
-        "_calculate_rewards",
-        "_compute_loss",
-        "_get_per_token_logps_and_entropies",
-    ):
-        theirs = getattr(GRPOTrainer, name)
-
-        def record(self: GRPOTrainer, *args: Any, _name: str = name, _theirs: Any = theirs, **kwargs: Any) -> Any:
-            calls.append(_name)
-            return _theirs(self, *args, **kwargs)
-
-        monkeypatch.setattr(GRPOTrainer, name, record)
-    trainer = make(beta=0.1, num_iterations=2, max_steps=1)
-    trls = GRPOTrainer._prepare_inputs.__get__(trainer)
-    monkeypatch.setattr(trainer, "_prepare_inputs", trls)
-    trainer.unshared_reason = "this is the reference"
-    trainer.train()
-    assert calls == [
-        "_prepare_inputs",
-        "_generate_and_score_completions",
-        "_get_per_token_logps_and_entropies",  # old
-        "_get_per_token_logps_and_entropies",  # reference
-        "_calculate_rewards",
-        "_compute_loss",
-        "_get_per_token_logps_and_entropies",
-    ], f"this TRL's GRPOTrainer works in another order, {calls}: training/shared_prefix.py must be adapted"
-    tensors = {name: tuple(value.shape) for name, value in trainer._buffered_inputs[0].items()}
-    rows, (prompt, completion) = 8, (tensors["prompt_ids"][1], tensors["completion_ids"][1])
-    assert tensors == {
-        "prompt_ids": (rows, prompt),
-        "prompt_mask": (rows, prompt),
-        "completion_ids": (rows, completion),
-        "completion_mask": (rows, completion),
-        "advantages": (rows,),
-        "num_items_in_batch": (),
-        "old_per_token_logps": (rows, completion),
-        "ref_per_token_logps": (rows, completion),
-    }, "this TRL's batches have other parts: training/shared_prefix.py must be adapted"
-
-
 def numbered_batch() -> dict[str, Tensor]:
     """The batch, of prompts of 9 and 4 tokens, with values that are the number of their row."""
     rows, whole = torch.arange(1, 9)[:, None], batch()
