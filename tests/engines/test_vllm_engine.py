@@ -71,12 +71,12 @@ def test_aborted_vllm_completions_raise() -> None:
             ask()
 
 
-def test_quickstart_runs_with_vllm(small_run: Path, tmp_path: Path, warm_vllm: str) -> None:
+def test_quickstart_runs_with_vllm(small_run: Path, tmp_path: Path) -> None:
     # A judge that has the grammar: where all rewards are alike, there is nothing to compare.
     base = ["sft=null", "model.scratch=null", f"model.path={small_run / 'cold_start' / 'model'}"]
     words = [*(word for word in SMALL if not word.startswith(("sft.", "model."))), *base, "eval.max_items=4"]
     words += ["rollout=vllm", f"run.dir={tmp_path}", "run.name=vllm"]
-    done = launch(command("tal", warm_vllm), "run", "recipes/quickstart.yaml", *words)
+    done = launch(command("tal"), "run", "recipes/quickstart.yaml", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = [line for line in done.stdout.splitlines() if line]
     assert printed[0] == f"model       {tmp_path}/vllm/model"  # what vLLM, DeepSpeed and torch log is not in stdout
