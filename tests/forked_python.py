@@ -6,7 +6,6 @@ python -IS forked_python.py start SOCKET WORDS...      does what `python WORDS..
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import select
@@ -169,16 +168,6 @@ if __name__ == "__main__":
     from functools import cache
     from importlib import import_module
 
-    class Unseekable(io.FileIO):
-        """A log that becomes a pipe in a forked process: text on it may not ask where it stands."""
-
-        def seekable(self) -> bool:
-            return False
-
-    for file in (1, 2):
-        output = io.TextIOWrapper(io.BufferedWriter(Unseekable(file, "w", closefd=False)), "utf-8")
-        output.reconfigure(errors=sys.__stderr__.errors if file == 2 else None, write_through=file == 2)
-        setattr(sys, ("stdout", "stderr")[file - 1], output)
     owner, *modules = rest
     gc.disable()
     for name in modules:
