@@ -167,7 +167,8 @@ def test_python_block_runs(
         (tmp_path / name).symlink_to(small_run if name == "runs/NAME" else small_run / "model")
     (tmp_path / "items.jsonl").write_text(json.dumps(asdict(item)) + "\n")
     names: dict[str, Any] = {}
-    with TestClient(create_app(judge_of(Longest()), settings(), None), "http://127.0.0.1") as server:
+    served = create_app(judge_of(Longest()), load_server("runs/NAME/model"), None)
+    with TestClient(served, "http://127.0.0.1") as server:
         monkeypatch.setattr("openai.OpenAI", partial(openai.OpenAI, http_client=server))
         exec(block.text, names)  # noqa: S102 - ours
     if "client" in names:
