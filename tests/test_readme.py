@@ -44,7 +44,7 @@ from think_as_locals.sweeps import sweep
 from think_as_locals.types import ITEM_FIELDS
 
 PACKAGE = ROOT / "think_as_locals"
-OWN_RECIPES = ("RECIPE", "judge.yaml", "one_gpu.yaml")  # a reader's, which begin with the quick start
+OWN_RECIPES = ("RECIPE", "judge.yaml", "one_gpu.yaml", "one_cpu.yaml")  # a reader's, which begin with the quick start
 
 
 def check_settings(recipe: str, overrides: list[str], multirun: bool = False) -> None:
