@@ -79,8 +79,11 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
     launch = read_launch(config.run.launch)
     _check(config, data, launch.processes)
     rows = _function(PROGRAMS[type(config)].plan)(config, data)
-    if (processes := launch.processes) > 1:
-        rows = [("processes", f"{processes}, as run.launch={launch.name} says: start it with `tal launch`"), *rows]
+    if launch.processes > 1:
+        rows = [
+            ("processes", f"{launch.processes}, as run.launch={launch.name} says: start it with `tal launch`"),
+            *rows,
+        ]
     lacking = [("lacking here", fault) for fault in missing_for(config)]
     return [*rows, ("runs folder", config.run.dir), *lacking]
 

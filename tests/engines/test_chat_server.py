@@ -196,7 +196,7 @@ FILTERED = "The response was filtered due to the prompt triggering Azure OpenAI'
 def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, answer: Answer, status: int) -> None:
     loopback.respond = lambda text, _: (status, *answer[1:]) if text == "1" else echo(text)  # type: ignore[return-value]
     kept: dict[int, Rollout] = {}
-    with pytest.raises(TooLongError, match=r"content filter of the server at .* refuses a prompt") as caught:
+    with pytest.raises(TooLongError, match=r"the server at .* refuses a prompt by its content filter") as caught:
         kept.update(client(loopback.url).sample(conversations(3), GREEDY))
     assert kept == echoed(0, 2)
     assert (caught.value.indices, caught.value.refused) == ((1,), {1})

@@ -184,12 +184,10 @@ class ChatServer:
 
     def _check_taken(self, text: str, index: int) -> None:
         """Raise a TooLongError if a server's error is about this prompt, which no retry would change."""
-        if _TOO_LONG.search(text):
-            message = f"the server at {self.url} takes no prompt of this length: {self._quote('got', text)}"
-            raise TooLongError(message, [index]) from None
-        if _REFUSED.search(text):
-            message = f"the content filter of the server at {self.url} refuses a prompt: {self._quote('got', text)}"
-            raise TooLongError(message, [index], [index]) from None
+        whys = {_TOO_LONG: "takes no prompt of this length", _REFUSED: "refuses a prompt by its content filter"}
+        for pattern in filter(lambda each: each.search(text), whys):
+            message = f"the server at {self.url} {whys[pattern]}: {self._quote('got', text)}"
+            raise TooLongError(message, [index], [index] if pattern is _REFUSED else []) from None
 
     def _quote(self, what: str, text: str) -> str:
         """Return the begin of a server's text, without the key that it may repeat."""

@@ -27,7 +27,6 @@ from think_as_locals.reward_models.reward_model import combine
 from think_as_locals.serving.messages import JudgeItem, Message, invalid
 from think_as_locals.types import Item, Rollout, shown
 
-_ID = "item"  # of an item without one
 _ROLES = re.compile("(system )?(user assistant )*user")  # conversations that every chat template can write
 
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -129,7 +128,7 @@ def _item(messages: list[ChatMessage]) -> Item | None:
     if len(messages) > 1 or not messages[0].text.lstrip().startswith("{"):
         return None
     try:
-        return JudgeItem.model_validate_json(messages[0].text).item(_ID)
+        return JudgeItem.model_validate_json(messages[0].text).item("item")
     except ValidationError as error:
         fault = error.errors()[0]
         message = f"expected an item as JSON with prompt, responses and culture ({fault['msg']})"
