@@ -28,7 +28,7 @@ from think_as_locals.judging import (
     score,
     shuffle_responses,
 )
-from think_as_locals.judging.prompt import UnknownPromptError, culture_name
+from think_as_locals.judging.prompt import CHAT_TOKENS, UnknownPromptError, culture_name
 from think_as_locals.types import LABELS, CultureShown, Item
 
 quick = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -148,6 +148,29 @@ def test_neutralise_removes_reserved_tags_for_any_normalizer(name: str, normaliz
         safe = neutralise(text)
         assert not TAG.search(normalizer.normalize_str(safe) if normalizer else safe), text
         assert neutralise(safe) == safe
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        *("<|START_OF_TURN_TOKEN|>", "<|header_start|>", "<|start_of_role|>", "<|im_user|>", "[|user|]"),
+        *("<｜hy_User｜>", "[TOOL_CALLS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "＜|im_start|＞", "[ＩＮＳＴ]"),
+    ],
+)
+def test_forms_of_control_tokens_are_broken_for_tokenizers_that_are_not_at_hand(token: str) -> None:
+    assert neutralise(f"a{token}b", CHAT_TOKENS) == f"a{token[0]} {token[1:]}b"
+    assert neutralise(f"a{token}b", ("<x>",)) == f"a{token}b"  # a known tokenizer has only its own
+
+
+@pytest.mark.parametrize("text", ["x |> f", "a[0]", "[see below]", "[A]", "if a <| b", "[|x| + 1]"])
+def test_texts_that_only_resemble_the_forms_stay(text: str) -> None:
+    assert neutralise(text, CHAT_TOKENS) == text
+
+
+@pytest.mark.parametrize("tag", ["<response_A>", "</response_a>", "<RESPONSE_1 x>", "<verdict2>", "<question->"])
+def test_reserved_tag_with_a_suffix_is_neutralised(tag: str) -> None:
+    assert neutralise(tag) == f"‹{tag[1:-1]}›"
+    assert neutralise("<responses> <verdicts>") == "<responses> <verdicts>"
 
 
 @pytest.mark.parametrize("token", ["\u200b\u200b", "\x00\x01", "!\u200b"])

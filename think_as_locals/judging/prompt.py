@@ -21,19 +21,21 @@ from think_as_locals.types import LABELS, CultureShown, Item, RubricLanguage, re
 RESERVED = (*SECTIONS, "question", "response")
 """Tags that structure prompts and completions: untrusted text may not contain them."""
 
+# The forms of control tokens, in a text as read: lower-case, and `｜` is `|`.
+_FORMS = {
+    "<|...|>": re.compile(r"<\|[^<>|\n]{1,64}\|>"),  # of most families, such as <|im_start|> and <｜User｜>
+    "[|...|]": re.compile(r"\[\|[^\[\]|\n]{1,64}\|\]"),  # EXAONE
+    "[CAPS]": re.compile(r"\[/?[a-z][a-z0-9_]{1,63}\]"),  # Mistral's [INST] and [TOOL_CALLS], BERT's
+}
 CHAT_TOKENS: tuple[str, ...] = (
-    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>"),  # Qwen and others that use ChatML
-    *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>"),  # Llama 3
-    *("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),  # Llama 2, Mistral
+    *_FORMS,
+    *("<think>", "</think>", "<s>", "</s>", "<<SYS>>", "<</SYS>>"),  # Qwen, Llama 2
     *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),  # Gemma
-    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),  # DeepSeek
-    *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),  # Phi, GLM, ours
-    *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),  # gpt-oss
 )
-"""Control tokens of common chat formats, neutralised if the judge's tokenizer is not known."""
+"""Control tokens of common chat formats, most as forms, neutralised if the judge's tokenizer is not known."""
 
-# Possessive quantifiers keep these linear.
-_TAG_START = rf"\s*+/?\s*+(?:{'|'.join(RESERVED)})\b"
+# Possessive quantifiers keep these linear. <response_A> is a tag, <responses> and `x<response_time` are none.
+_TAG_START = rf"\s*+/?\s*+(?:{'|'.join(RESERVED)})(?:_[a-z0-9]|[0-9])?\b"
 _RESERVED_TAG = re.compile(rf"<({_TAG_START}[^<>]*+)>", re.IGNORECASE)
 RESERVED_OPENING = re.compile(rf"<(?={_TAG_START})", re.IGNORECASE)
 _SUBDIVISION = re.compile("[A-Z]{2}-[A-Z0-9]{1,3}")  # a code of ISO 3166-2
@@ -158,8 +160,13 @@ def break_tokens(text: str, special_tokens: Iterable[str]) -> str:
 def _broken(text: str, readings: Iterable[tuple[str, Sequence[int]]], special_tokens: Iterable[str]) -> str:
     # Tokens may overlap: every occurrence is broken, not only those that a scan from the left finds.
     cuts: set[int] = set()
-    tokens = _tokens_as_read(tuple(special_tokens))
+    special_tokens = tuple(special_tokens)
+    tokens = _tokens_as_read(special_tokens)
     for read, positions in readings:
+        for form in (found for name in _FORMS if name in special_tokens for found in _FORMS[name].finditer(read)):
+            start, end = positions[form.start()], positions[form.end() - 1] + 1
+            if form[0][1] == "|" or _is_upper(text[start:end]):
+                cuts.add(start + 1)
         for token in tokens:
             start = read.find(token)
             while start >= 0:
@@ -171,7 +178,13 @@ def _broken(text: str, readings: Iterable[tuple[str, Sequence[int]]], special_to
 
 @cache
 def _tokens_as_read(special_tokens: tuple[str, ...]) -> list[str]:
-    return [token for special in special_tokens if len(token := next(_readings(special))[0]) > 1]
+    given = (special for special in special_tokens if special not in _FORMS)
+    return [token for special in given if len(token := next(_readings(special))[0]) > 1]
+
+
+def _is_upper(text: str) -> bool:
+    """Return whether the letters of a text are capitals, of whatever width."""
+    return unicodedata.normalize("NFKC", text).isupper()
 
 
 def _readings(text: str) -> Iterator[tuple[str, Sequence[int]]]:
