@@ -54,11 +54,13 @@ class EvaluationData:
     edits: Edits | None = None  # for the probes, ...
     presented: Sequence[Item] = ()  # ... with all items as presented
     questions: Sequence[Question] = ()  # for which a policy draws the candidates
+    faulty: Sequence[str] = ()  # rows that were left out
 
 
 def load_data(config: EvaluationConfig) -> EvaluationData:
     """Load everything that an evaluation is about; a DataError names a fault."""
-    items = load_side(config.data, config.seed, config.eval.items)
+    faulty = list[str]()
+    items = load_side(config.data, config.seed, config.eval.items, faulty)
     items, candidates = select(items, config.eval.max_items, BREAKDOWNS["cell"]), config.eval.candidates
     return EvaluationData(
         items=items,
@@ -66,6 +68,7 @@ def load_data(config: EvaluationConfig) -> EvaluationData:
         edits=_load_edits(config, items) if config.eval.probes else None,
         presented=[shuffle_responses(item, config.seed) for item in items] if config.eval.probes else [],
         questions=questions_of(config.sample, config.seed) if config.sample else [],
+        faulty=faulty,
     )
 
 
@@ -256,6 +259,7 @@ class RewardModelEvaluation:
             bootstrap_samples=config.eval.bootstrap_samples,
             protocol=protocol,
             training=trained_hashes(section),
+            faulty=self.data.faulty,
         )
 
     def _probe(self, collector: AnswerCollector) -> None:

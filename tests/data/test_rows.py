@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from data.tables import fault_names, write
 
 from think_as_locals.data import languages
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, unpack, valid_items
+from think_as_locals.evaluation.judgements import read_judgements
 from think_as_locals.types import DataError, DataWarning, Item, PreflightError
 
 VALUES: list[dict[str, Any]] = [
@@ -312,7 +314,7 @@ def test_warnings_keep_items_and_errors_raise(item: Item) -> None:
 
 @pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.json.gz", "rows.csv.gz"])
 def test_gzip_bomb_is_rejected(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024**2)
+    monkeypatch.setattr("think_as_locals.runtime.files._MIN_EXPANSION", 1024**2)
     path = write(tmp_path / name, [{"prompt": "a" * 1024**2}] * 8)
     with pytest.raises(DataError, match=rf"{name}: expands to more than 200 times its size"):
         list(read_rows(str(path)))
@@ -383,21 +385,29 @@ def test_folder_is_rejected_only_if_all_files_are_empty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("texts", [["a" * 1024**2] * 4, [None] * 1024**2])  # long ones, or very many
 def test_parquet_bomb_is_rejected(tmp_path: Path, texts: list[str | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024)
+    monkeypatch.setattr("think_as_locals.runtime.files._MIN_EXPANSION", 1024)
     rows = pyarrow.table({"prompt": pyarrow.array(texts, pyarrow.string())})
     pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", compression="zstd", use_dictionary=False)
     with pytest.raises(DataError, match=r"rows.parquet: .*expands to more than 200 times"):
         list(read_rows(str(tmp_path / "rows.parquet")))
 
 
-def test_dictionary_encoded_parquet_is_read_in_bounded_memory(tmp_path: Path) -> None:
-    """1,397 bytes with a text of 20 MB in 200 rows took 4.3 GB."""
+@pytest.mark.parametrize("kind", ["text", "list", "struct"])
+@pytest.mark.parametrize("reader", [read, read_judgements])
+def test_dictionary_encoded_parquet_is_rejected_before_it_is_decoded(
+    tmp_path: Path, kind: str, reader: Callable[[Path], Any]
+) -> None:
+    """3 KB, with a text of 20 MB in 500 places, took 10.5 GB."""
     texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500, pyarrow.int32()), ["a" * 1024**2])
+    if kind == "list":
+        texts = pyarrow.ListArray.from_arrays(pyarrow.array([0, 500], pyarrow.int32()), texts)
+    elif kind == "struct":
+        texts = pyarrow.StructArray.from_arrays([texts], ["text"])
     (tmp_path / "rows.parquet").write_bytes(parquet(pyarrow.table({"prompt": texts})))
     before = pyarrow.total_allocated_bytes()
-    rows = read_rows(str(tmp_path / "rows.parquet"))
-    assert len(next(rows).value["prompt"]) == 1024**2
-    assert pyarrow.total_allocated_bytes() - before < 100 * 1024**2
+    with pytest.raises(DataError, match=r"rows\.parquet: expands to more than 200 times its size"):
+        reader(tmp_path / "rows.parquet")
+    assert pyarrow.total_allocated_bytes() - before < 10 * 1024**2
 
 
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows.txt.gz", "rows.arrow"])

@@ -163,5 +163,5 @@ def test_unusable_table_is_a_data_error(tmp_path: Path) -> None:
             read_judgements(path)
     path.write_bytes(b"torn")
     for file in (path, tmp_path / "gone.parquet"):
-        with pytest.raises(DataError, match="not a table of judgements"):
+        with pytest.raises(DataError, match=r"parquet: not a (readable )?table"):
             read_judgements(file)

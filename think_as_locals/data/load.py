@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, FiniteFloat, ValidationError
 
 from think_as_locals.config.compose import nearest
-from think_as_locals.config.schema import DataSection, RunConfig
+from think_as_locals.config.schema import DataSection, RunConfig, Side
 from think_as_locals.data.edits import remove_label
 from think_as_locals.data.fields import Culture, Identifier, Language, RowModel, Text, Texts, question_group
 from think_as_locals.data.rows import faults_of, mark_repeats, read_rows, valid_items
@@ -34,12 +34,12 @@ from think_as_locals.types import (
 )
 
 
-def load(data: DataSection, seed: int = 0) -> Splits:
-    """Load and split a source; raise a `DataError` for a fault in the data, or for a split with an empty side."""
+def load(data: DataSection, seed: int = 0, faulty: list[str] | None = None) -> Splits:
+    """Load and split a source, see `read`; raise a `DataError` for a split with an empty side."""
     if data.source == "culture_cards" and data.split == "pairing" and "own" in (data.languages or ()):
         # Every Thai item is about Thailand: a judge that has seen its facts need not read the question.
         raise DataError("data.split=pairing with data.languages=own measures memory alone: use en, or data.split=group")
-    items = tuple(read(data, seed))
+    items = tuple(read(data, seed, faulty))
     splits = split_items(items, data.split, data.test_share, data.validation_share)
     if not splits.train or not splits.test or (data.validation_share and not splits.validation):
         raise DataError(
@@ -73,11 +73,11 @@ class TrainingData:
     demonstrations: tuple[Demonstration, ...] = ()  # of sft.data
 
 
-def load_side(data: DataSection, seed: int, side: Literal["train", "validation", "test", "all"]) -> tuple[Item, ...]:
-    """Load one side of a source's split, or `all` its items."""
+def load_side(data: DataSection, seed: int, side: Side, faulty: list[str] | None = None) -> tuple[Item, ...]:
+    """Load one side of a source's split, or `all` its items, see `read`."""
     if side == "all":
-        return tuple(read(data, seed))
-    items: tuple[Item, ...] = getattr(load(data, seed), side)
+        return tuple(read(data, seed, faulty))
+    items: tuple[Item, ...] = getattr(load(data, seed, faulty), side)
     return items
 
 
@@ -133,16 +133,21 @@ def check_leaks(config: RunConfig, data: TrainingData) -> None:
         warnings.warn(message, DataWarning, stacklevel=2)
 
 
-def read(data: DataSection, seed: int = 0) -> Sequence[Item]:
-    """Load the items of a source, limited by the selection keys of its configuration."""
+def read(data: DataSection, seed: int = 0, faulty: list[str] | None = None) -> Sequence[Item]:
+    """Load the items of a source, limited by the selection keys of its configuration.
+
+    Rows with an error are left out and added to `faulty`, or raise a `DataError`, as `data.faulty_rows` says.
+    """
     check_settings(data)
     source = SOURCES[data.source]
     try:
-        items = (
-            source.items(data, seed)
-            if source.items
-            else valid_items(mark_repeats(row_outcomes(data, seed)), skip=data.faulty_rows == "skip")
-        )
+        if source.items:
+            items = source.items(data, seed)
+        else:
+            left_out = [] if faulty is None else faulty
+            items = valid_items(
+                mark_repeats(row_outcomes(data, seed)), left_out if data.faulty_rows == "skip" else None
+            )
         return choose(items, data, source.applies, seed)
     except DataError as error:
         other: str = data.source

@@ -24,15 +24,14 @@ from typing import IO, Any, AnyStr, Literal, NamedTuple, cast
 from pydantic import ValidationError
 
 from think_as_locals.config.schema import DataSection
+from think_as_locals.runtime.files import parquet_batches, within_bound
 from think_as_locals.runtime.model_files import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, requiring, shown
 
 _SHOWN = 500  # maximum characters of a message about a row
 _MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell
 _MAX_DOCUMENT = 512 * 1024**2  # maximum bytes of JSON that is one list, which is read at once
-_MAX_EXPANSION = 200  # decoded bytes by byte of a file; texts have 3 to 20, gzip reaches 1,000
-_MIN_EXPANSION = 64 * 1024**2  # decoded bytes that any file may hold
-_BATCH = 16  # rows of a table at once: one dictionary-encoded text may be in all of them
+_BATCH = 1000  # rows of a table in memory at once
 
 Severity = Literal["error", "skipped", "warning"]
 """`error`: the row is invalid. `skipped`: valid, but no item. `warning`: an item, but suspicious."""
@@ -134,10 +133,16 @@ class Outcome(NamedTuple):
         outcome = self._replace(faults=(*self.faults, *more)) if more else self
         return outcome if outcome.imported else outcome._replace(items=())
 
+    @property
+    def errors(self) -> str:
+        """The row's errors as `file:row: what is wrong`; empty if it has none."""
+        errors = [fault.detail for fault in self.faults if fault.severity == "error"]
+        return f"{self.row.place}: {'; '.join(errors)}" if errors else ""
+
     def raise_errors(self) -> None:
-        """Raise a `DataError`, `file:row: what is wrong`, if the row has an error."""
-        if errors := [fault.detail for fault in self.faults if fault.severity == "error"]:
-            raise DataError(f"{self.row.place}: {'; '.join(errors)}")
+        """Raise a `DataError` with the row's errors, if it has any."""
+        if self.errors:
+            raise DataError(self.errors)
 
 
 def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
@@ -173,31 +178,28 @@ def name_unread_columns(outcomes: Iterable[Outcome], columns: Set[str]) -> Itera
         yield outcome
 
 
-def valid_items(outcomes: Iterable[Outcome], *, skip: bool = False) -> Iterator[Item]:
+def valid_items(outcomes: Iterable[Outcome], faulty: list[str] | None = None) -> Iterator[Item]:
     """Yield the items; raise a `DataError`, `file:row: what is wrong`, at the first row with an error.
 
-    With `skip`, a warning at the end counts such rows instead; if no row gives an item, the first error is raised.
+    With a list, the errors are added to it instead, and a warning at the end counts them; if no row gives an item, the
+    first is raised.
     """
-    faulty, items, rows = list[DataError](), 0, 0
+    items = rows = 0
     for outcome in outcomes:
         rows += 1
-        try:
+        if faulty is None:
             outcome.raise_errors()
-        except DataError as error:
-            if not skip:
-                raise
-            faulty.append(error)
+        elif errors := outcome.errors:
+            faulty.append(errors)
         items += len(outcome.items)
         for fault in outcome.faults:
             if fault.name == "unread_column":
                 warnings.warn(f"{outcome.row.place}: {fault.detail}", DataWarning, stacklevel=2)
         yield from outcome.items
     if faulty and not items:
-        raise faulty[0]
+        raise DataError(faulty[0])
     if faulty:
-        message = (
-            f"left out {len(faulty):,} of {rows:,} rows with faults, such as {first_of(map(str, faulty), 3, '; ')}"
-        )
+        message = f"left out {len(faulty):,} of {rows:,} rows with faults, such as {first_of(faulty, 3, '; ')}"
         warnings.warn(f"{message} (data.faulty_rows=error stops instead)", DataWarning, stacklevel=2)
 
 
@@ -261,7 +263,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: rows are not read from {suffix} files; expected one of {', '.join(SUFFIXES)}")
     try:
         rows = readers.get(suffix, _jsonl)(path)
-        yield from _bounded([path], rows) if path.suffix.lower() in (".gz", ".parquet") else rows
+        yield from within_bound([path], rows, _size) if path.suffix.lower() == ".gz" else rows
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the archive is damaged: {error}") from error
     except OSError as error:
@@ -271,22 +273,8 @@ def _file_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: not UTF-8: {error}; save it as UTF-8 (Excel: CSV UTF-8)") from error
 
 
-def _most_bytes(paths: Iterable[Path]) -> int:
-    return max(_MIN_EXPANSION, _MAX_EXPANSION * sum(path.stat().st_size for path in paths))
-
-
-def _bounded(paths: Iterable[Path], rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield rows; raise a DataError once they hold more than texts in files of this size: 2 MB may become 2 GB."""
-    left: float | None = None
-    for row in rows:
-        if left is None:
-            left = _most_bytes(paths)
-        left -= len(row.text)
-        if left < 0:
-            raise DataError(
-                f"{row.file}: expands to more than {_MAX_EXPANSION} times its size: unpack it yourself if you trust it"
-            )
-        yield row
+def _size(row: Row) -> int:
+    return len(row.text)
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -336,16 +324,16 @@ def _json(path: Path) -> Iterator[Row]:
 
 def _parquet(path: Path) -> Iterator[Row]:
     with requiring(f"{path}: read by"):
-        import pyarrow
         import pyarrow.parquet
+
+    def values() -> Iterator[Any]:
+        for batch in parquet_batches(path, _BATCH):
+            _check_columns(path, batch.schema.names)
+            yield from batch.to_pylist()
+
     try:
-        file = pyarrow.parquet.ParquetFile(path, pre_buffer=False)  # else all that was read stays in memory
-        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        if max((group.total_byte_size for group in groups), default=0) > _most_bytes([path]):
-            raise DataError(f"{path}: a row group expands to more than {_MAX_EXPANSION} times the file's size")
-        _check_columns(path, file.schema_arrow.names)
-        batches = file.iter_batches(batch_size=_BATCH)
-        yield from _value_rows(str(path), (value for batch in batches for value in batch.to_pylist()))
+        if path.stat():  # a missing file is no damaged one
+            yield from _value_rows(str(path), values())
     except (pyarrow.ArrowException, OverflowError) as error:  # a date that Python does not know
         raise DataError(f"{path}: not a parquet file that can be read: {error}") from error
 
@@ -384,7 +372,10 @@ def _check_columns(path: Path, names: list[str]) -> None:
 
 
 def unpack(text: Any) -> Any:
-    """Parse a text that holds a list or an object, as JSON or as pandas writes it; return other values as they are."""
+    """Parse a text that holds a list or an object, as JSON or as pandas writes it; return other values as they are.
+
+    Only for columns that hold lists or objects: an answer may look like one.
+    """
     if not isinstance(text, str) or not text.startswith(("[", "{")):
         return text
     try:
@@ -411,7 +402,7 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
         ) from error
     for name, rows in loaded.items() if isinstance(loaded, DatasetDict) else [("", loaded)]:
         found = _value_rows(f"{folder}:{name}" if name else str(folder), rows)
-        yield from _bounded(folder.rglob("*.arrow"), found)
+        yield from within_bound(list(folder.rglob("*.arrow")), found, _size)
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002

@@ -27,7 +27,7 @@ from think_as_locals.types import LABELS, VALIDATION, DataError, Item
 KEYS = (
     *("dataset", "split", "model", "seed", "step", "protocol", "n", "accuracy", "ci95", "ci_method", "macro"),
     *("in_format", "parse_failure", "parse_failure_ci95", "by_position", *(f"by_{name}" for name in BREAKDOWNS)),
-    *("too_long", "flips", "baselines", "slot_bias", "order_consistency", "calibration"),
+    *("too_long", "faulty_rows", "flips", "baselines", "slot_bias", "order_consistency", "calibration"),
 )
 """The keys of a CARB file that a report needs."""
 
@@ -55,11 +55,13 @@ def summarise(
     protocol: str = "listwise, greedy, one order for each item",
     training: frozenset[str] | None = None,
     queried: Sequence[Item] = (),
+    faulty: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the contents of a CARB file: each accuracy with its n, interval and baselines.
 
     `training` has the hashes of the model's training items, if they are known. Items that were `queried` about and have
-    no judgement are too long and left out; those that count as wrong are among the judgements.
+    no judgement are too long and left out; those that count as wrong are among the judgements. `faulty` are the
+    rows of the data that were left out.
     """
     items, group, rows = judged.items, judged.group, judged.rows
     drawn: dict[str, Any] = {"samples": bootstrap_samples, "seed": seed}
@@ -97,6 +99,7 @@ def summarise(
             label: measure(presented["item"].to_numpy()[part], presented["credit"].to_numpy()[part])
             for label, part in positions
         },
+        "faulty_rows": {"n": len(faulty), "first": list(faulty[:3])},
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
         "calibration": _calibration(judged, drawn),
@@ -160,7 +163,14 @@ def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
         if of["chosen"] > _CONSTANT and of["best"] < of["chosen"] - _UNLIKE:
             constant = f"its verdict is {label} in {of['chosen']:.0%} of judgements, whatever the responses are"
             found.append(f"{name}: {constant}: that alone would be right in {of['best']:.0%}")
+    found += [note for note in [faulty_note(summary)] if note]
     return found + [warning for warning in [macro_warning(summary["macro"])] if warning]
+
+
+def faulty_note(summary: Mapping[str, Any]) -> str:
+    """Return how many rows of the data were left out for their faults, and the first; empty if none."""
+    found = summary["faulty_rows"]
+    return f"{found['n']:,} rows with faults left out: {'; '.join(found['first'])}" if found["n"] else ""
 
 
 def trained_on_note(summary: Mapping[str, Any]) -> str:

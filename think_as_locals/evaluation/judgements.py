@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import pandas as pd
+from pyarrow import Table
 
 from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
@@ -18,6 +19,7 @@ from think_as_locals.evaluation.ties import merge_rows
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.formats import VOIDING
 from think_as_locals.reward_models.reward_model import REFUSED, ScoredItem, is_unanswered
+from think_as_locals.runtime.files import parquet_batches
 from think_as_locals.types import ITEM_FIELDS, LABELS, DataError, Item, first_of
 
 JudgementOutcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
@@ -50,10 +52,8 @@ def read_judgements(path: Path) -> pd.DataFrame:
     if not path.is_file():
         expected = "no such file; expected the folder of a run, or a carb/NAME.parquet"
         raise DataError(f"{path}: not a table of judgements: {expected}")
-    try:
-        rows = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a table of judgements: {error}") from error
+    batches = list(parquet_batches(path))
+    rows = Table.from_batches(batches).to_pandas() if batches else pd.DataFrame(columns=list(COLUMNS))
     if lacks := [name for name in COLUMNS if name not in rows]:
         raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
     if rows.empty:

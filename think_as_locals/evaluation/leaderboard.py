@@ -203,7 +203,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
                 "in_format": summary["in_format"],
                 "parse_failure": failures,
                 "ties": ties.as_dict("share"),
-                "too_long": summary["too_long"],
+                **{key: summary[key] for key in ("too_long", "faulty_rows")},
                 "probes": {name: part["relative"] for name, part in entry.probes.items()},
             }
         )
@@ -263,8 +263,9 @@ def _title(board: Mapping[str, Any]) -> str:
 
 
 def _notes(board: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a board: missing cells, training items, and items that are too long for some models."""
-    notes = [f"Warning: {warning}" for warning in [macro_warning(board["macro"])] if warning]
+    """Return warnings about a board: missing cells, rows with faults, training items, and items that are too long."""
+    faulty = dict.fromkeys(map(carb.faulty_note, board["models"]))
+    notes = [f"Warning: {warning}" for warning in [macro_warning(board["macro"]), *faulty] if warning]
     for model in board["models"]:
         notes += [f"† {model['name']}: {note}" for note in [carb.trained_on_note(model)] if note]
         notes += [f"{model['name']}: {too_long_note(how, ids)}" for how, ids in model["too_long"].items() if ids]

@@ -6,13 +6,18 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeVar
 
 from think_as_locals.types import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Thing = TypeVar("Thing")
 
 DISK_FAULTS = {
     errno.ENOSPC: "free the disk",
@@ -34,6 +39,9 @@ _PATH_FAULTS = {
 }
 _CHECK_BYTES = 1_000_000
 _ROW_GROUP = 10_000  # rows of a table in memory at once
+_MAX_EXPANSION = 200  # decoded bytes by byte of a file; texts have 3 to 20, gzip reaches 1,000
+_MIN_EXPANSION = 64 * 1024**2  # decoded bytes that any file may hold
+_BYTES_OF_ROW = 16  # that count for a row of nulls
 
 
 def file_fault(error: BaseException | None) -> OSError | None:
@@ -159,15 +167,56 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet table, with few of them in memory; a `DataError` if it cannot be read."""
+    """Yield the rows of a Parquet table; a `DataError` if it cannot be read."""
+    for batch in parquet_batches(path):
+        yield from batch.to_pylist()
+
+
+def parquet_batches(path: Path, rows: int = _ROW_GROUP) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the columns of a Parquet table, of some rows at a time; a `DataError` if it cannot be read or is a bomb."""
     import pyarrow.parquet
 
     try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            columns = [table.schema.column(index) for index in range(len(table.schema))]
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        # First with each text once, as it is stored: 3 KB may say 20 MB a thousand times.
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False, read_dictionary=texts) as table:
+            for _ in within_bound([path], table.iter_batches(batch_size=rows), _decoded_bytes):
+                pass
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:  # else all that was read stays in memory
-            for batch in table.iter_batches(batch_size=_ROW_GROUP):
-                yield from batch.to_pylist()
+            yield from table.iter_batches(batch_size=rows)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable table: {error}") from error
+
+
+def _decoded_bytes(batch: pyarrow.RecordBatch) -> int:
+    import pyarrow.compute
+
+    def size(column: pyarrow.Array) -> int:
+        if pyarrow.types.is_dictionary(column.type):
+            lengths = pyarrow.compute.binary_length(column.dictionary)
+            return pyarrow.compute.sum(lengths.take(column.indices)).as_py() or 0
+        if pyarrow.types.is_struct(column.type) or pyarrow.types.is_map(column.type):
+            parts = column.flatten() if pyarrow.types.is_struct(column.type) else [column.keys, column.items]
+            return sum(map(size, parts))
+        return size(column.flatten()) if hasattr(column, "flatten") else column.nbytes
+
+    return _BYTES_OF_ROW * len(batch) + sum(map(size, batch.columns))
+
+
+def within_bound(paths: Sequence[Path], parts: Iterable[Thing], size: Callable[[Thing], int]) -> Iterator[Thing]:
+    """Yield parts of files; a `DataError` once they hold more bytes than texts in files of this size can."""
+    left: int | None = None
+    for part in parts:
+        if left is None:
+            left = max(_MIN_EXPANSION, _MAX_EXPANSION * sum(path.stat().st_size for path in paths))
+        left -= size(part)
+        if left < 0:
+            raise DataError(
+                f"{paths[0]}: expands to more than {_MAX_EXPANSION} times its size: unpack it yourself if you trust it"
+            )
+        yield part
 
 
 def read_json(path: Path) -> dict[str, Any]:
