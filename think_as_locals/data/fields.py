@@ -28,11 +28,18 @@ class RowModel(BaseModel):
         return {name: value for name, value in row.items() if value is not None} if isinstance(row, Mapping) else row
 
 
+def _join_parts(value: Any) -> Any:
+    """Join the parts of a text as chat APIs write it: `[{"type": "text", "text": "..."}]`."""
+    if isinstance(value, list) and value and all(isinstance(p, Mapping) and p.get("type") == "text" for p in value):
+        return "".join(str(part.get("text", "")) for part in value)
+    return value
+
+
 class Turn(BaseModel):
     """A message of a conversation."""
 
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: Annotated[str, BeforeValidator(_join_parts)]
 
 
 def _check_text(text: str) -> str:
@@ -68,12 +75,21 @@ def _check_culture(name: str) -> str:
 
 
 def _as_list(value: Any) -> Any:
-    """Read a text as a list of one, unless it is a list of texts as JSON or pandas writes it."""
-    unpacked = unpack(value)
-    if isinstance(unpacked, list) and all(isinstance(each, str) for each in unpacked):
-        value = unpacked
+    """Read a text as a list of one, unless it is a list of texts as JSON or pandas writes it: `[1, 2]` is an answer."""
+    if not isinstance(value, str):
+        return value
+    found = unpack(value)
+    if isinstance(found, list) and (not found or any(isinstance(each, str) for each in found)):
+        return found
     # The beginning of a list that could not be parsed, printed by numpy or cut off, is no response.
-    return [value] if isinstance(value, str) and not value.startswith(("['", '["')) else value
+    return value if value.startswith(("['", '["')) else [value]
+
+
+def _as_turns(value: Any) -> Any:
+    """Parse a text that holds messages: other lists of objects are a prompt."""
+    found = unpack(value) if isinstance(value, str) and value.startswith("[{") else value
+    messages = isinstance(found, list) and all(isinstance(turn, Mapping) and "role" in turn for turn in found)
+    return found if messages else value
 
 
 def _join_turns(turns: Sequence[Turn]) -> str:
@@ -94,13 +110,14 @@ def split_turns(prompt: str) -> list[dict[str, str]]:
     return turns
 
 
-Text = Annotated[str, AfterValidator(_check_text)]  # neither blank nor with half of a surrogate pair
+# Neither blank nor with half of a surrogate pair.
+Text = Annotated[str, BeforeValidator(_join_parts), AfterValidator(_check_text)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_as_list)]
 Prompt = Annotated[  # a text, or a conversation that is read as one
     Annotated[Text, Tag("text")]
     | Annotated[list[Turn], AfterValidator(_join_turns), AfterValidator(_check_text), Tag("messages")],
     Discriminator(lambda value: "messages" if isinstance(value, list) else "text"),
-    BeforeValidator(lambda value: unpack(value) if isinstance(value, str) and value.startswith("[{") else value),
+    BeforeValidator(_as_turns),
 ]
 Identifier = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_check_text)]
 Language = Annotated[Text, AfterValidator(_check_language)]  # an English name or a tag, read as a BCP-47 tag

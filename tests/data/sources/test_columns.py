@@ -19,7 +19,7 @@ from think_as_locals.data import load, read
 from think_as_locals.data.rows import Outcome
 from think_as_locals.data.sources import jsonl, recognise
 from think_as_locals.data.sources.columns import Columns
-from think_as_locals.data.validate import validate_rows
+from think_as_locals.data.validate import examine, validate_rows
 from think_as_locals.judging import render
 from think_as_locals.types import DataError, DataWarning, Item
 
@@ -114,7 +114,7 @@ def test_valid_row_becomes_an_item(
         ("m_rewardbench", {"rejected": None}, ["missing"]),
         ("crisp_rm", {"generic": "With a wai."}, ["invalid_item"]),
         *(("include", {"answer": value}, ["unknown_label"]) for value in (4, 1.5, "E")),
-        ("include", {"option_d": "a"}, ["invalid_item"]),
+        ("include", {"option_d": "a", "answer": 0}, ["invalid_item"]),
         ("helpsteer3", {"overall_preference": 0}, ["tie"]),
         *(("helpsteer3", {"overall_preference": value}, ["unknown_label"]) for value in (4, 0.5, "much", True)),
         ("helpsteer3", {"overall_preference": None, "context": [TURNS[0] | {"content": " "}]}, ["blank", "missing"]),
@@ -189,10 +189,65 @@ def test_trl_conversations_become_prompt_and_responses(
     assert (item.prompt, item.responses) == (prompt, ("Rice.", "Toast."))
 
 
-def test_conversations_with_different_histories_are_rejected(tmp_path: Path) -> None:
-    found = outcome(tmp_path, "rows", {"chosen": [*MORE, RICE], "rejected": [ASKED, TOAST]})
-    assert not found.items
+def test_conversations_part_where_they_first_differ(tmp_path: Path) -> None:
+    (item,) = outcome(tmp_path, "rows", {"chosen": [*MORE, RICE], "rejected": [ASKED, TOAST]}).items
+    responses = "Rice.\n\nuser: And in winter?\n\nassistant: Rice.", "Toast."
+    assert (item.prompt, item.responses) == (PAIR["prompt"], responses)
+    other = {"role": "user", "content": "Lunch?"}
+    found = outcome(tmp_path, "rows", {"chosen": [ASKED, RICE], "rejected": [other, TOAST]})
+    assert not found.items  # they answer different prompts
     assert found.faults[0].detail.startswith("chosen: ")
+
+
+def test_hh_dialogues_are_split_into_their_common_turns_and_the_answers(tmp_path: Path) -> None:
+    start = "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Breakfast?\n\nAssistant:"
+    (item,) = outcome(tmp_path, "rows", {"chosen": f"{start} Rice.", "rejected": f"{start} Toast."}).items
+    assert item.responses == ("Rice.", "Toast.")
+    assert item.prompt == "user: Hello\n\nassistant: Hi!\n\nuser: Breakfast?"
+    (found,) = examine([outcome(tmp_path, "rows", PAIR | {"chosen": "Rice.\n\nHuman: Thanks\n\nAssistant: Sure"})])
+    assert fault_names(found) == ["run_on_turn"]
+
+
+@pytest.mark.parametrize(("chosen", "rejected"), [("5", "[1, 2, 3]"), ("['a']", "['b']"), ("5", '{"a": 1}')])
+def test_csv_answer_that_looks_like_a_list_is_a_text(tmp_path: Path, chosen: str, rejected: str) -> None:
+    path = write(tmp_path / "rows.csv", [PAIR | {"chosen": chosen, "rejected": rejected}])
+    (item,) = read(data_section(source="rows", path=str(path)))
+    assert item.responses == (chosen, rejected)
+
+
+@pytest.mark.parametrize(
+    ("label", "best"),
+    [
+        *((label, 0) for label in ("A", "model_a", "response_1", "A>B", "A>>B", "output_1", "B<A")),
+        *((label, 1) for label in ("b", "answer_2", "B>A", "A<B", "response_b")),
+        *((label, None) for label in ("draw", "tie (bothbad)", "both_bad", "A=B", "neither")),
+    ],
+)
+def test_labels_of_real_files_are_known(tmp_path: Path, label: str, best: int | None) -> None:
+    found = outcome(tmp_path, "rows", AB | {"winner": label})
+    assert [item.best for item in found.items] == ([] if best is None else [best])
+    assert fault_names(found) == (["tie"] if best is None else [])
+
+
+def test_text_parts_are_joined(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "Ri"}, {"type": "text", "text": "ce."}]
+    for chosen in (parts, [{"role": "user", "content": PAIR["prompt"]}, {"role": "assistant", "content": parts}]):
+        other = "Toast." if chosen is parts else [ASKED, TOAST]
+        (item,) = outcome(tmp_path, "rows", PAIR | {"chosen": chosen, "rejected": other}).items
+        assert (item.prompt, item.responses) == (PAIR["prompt"], ("Rice.", "Toast."))
+
+
+def test_prompt_of_objects_is_a_text(tmp_path: Path) -> None:
+    asked = '[{"a": 1}] has how many keys?'[:10]
+    (item,) = outcome(tmp_path, "rows", PAIR | {"prompt": asked}).items
+    assert item.prompt == asked
+
+
+def test_equal_wrong_responses_are_one(tmp_path: Path) -> None:
+    (pair,) = outcome(tmp_path, "rows", PAIR | {"rejected": ["No.", "No.", "Never."]}).items
+    assert pair.responses == (PAIR["chosen"], "No.", "Never.")
+    (item,) = outcome(tmp_path, "include", INCLUDE | {"option_d": INCLUDE["option_b"], "answer": 0}).items
+    assert (item.responses, item.best) == (("a", "b", "c"), 0)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +361,8 @@ def test_faulty_rows_are_left_out_and_counted_or_an_error(tmp_path: Path) -> Non
     with pytest.warns(
         DataWarning, match=r"left out 1 of 3 rows with faults, such as .*rows\.jsonl:2: chosen: .*faulty_rows"
     ):
-        assert len(read(config.model_copy(update={"faulty_rows": "skip"}))) == 2
+        assert len(read(config.model_copy(update={"faulty_rows": "skip"}), faulty=(faulty := []))) == 2
+    assert [line.partition(": ")[0] for line in faulty] == [f"{config.path}:2"]
 
 
 def test_pairs_of_one_group_stay_in_one_split(tmp_path: Path) -> None:

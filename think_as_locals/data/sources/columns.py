@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from think_as_locals.config.compose import ASSETS
 from think_as_locals.config.schema import DataSection
@@ -23,6 +24,7 @@ from think_as_locals.data.fields import (
     RowModel,
     Text,
     Texts,
+    Turn,
     best_first,
     question_group,
 )
@@ -30,7 +32,8 @@ from think_as_locals.data.rows import Fault, Row, unpack
 from think_as_locals.types import LABELS, Item, shown
 
 _LETTERS = LABELS.lower()
-_TIES = ("tie", "both", "neither", "same", "tie (bothbad)", "a=b")
+_TIES = ("tie", "draw", "both", "neither", "same", "tie (bothbad)", "both_bad", "bothbad", "a=b")
+_BEFORE_LABEL = ("response_", "answer_", "output_", "model_")
 _NAMES: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt",),
     "chosen": ("chosen",),
@@ -44,7 +47,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "id": ("id",),
 }
 """The usual columns of each field. Of several, the first that a row has is read, but all responses."""
-_TURNS = re.compile(r"\n\n(Human|Assistant): ")
 _JOINED = {"prompt": "\n\n", "group": "/", "id": "/"}
 """Fields whose several columns are joined, if a row has the last of them."""
 UNREAD = frozenset({"chosen_model", "rejected_model", "model_a", "model_b"})
@@ -84,11 +86,19 @@ class Columns:
         """Return the usual columns and labels, but for those that the configuration names."""
         given = _as_tuples(data.columns)
         names = {**_NAMES, **given}
-        labels = {f"{before}{x}": x for x in _LETTERS for before in ("", "response_", "answer_", "output_", "model_")}
+        labels = {f"{before}{x}": x for x in _LETTERS for before in ("", *_BEFORE_LABEL)}
+        labels |= {f"{before}{number}": x for number, x in enumerate(_LETTERS, 1) for before in _BEFORE_LABEL}
         labels |= (
             dict(zip(map(str.casefold, names["responses"]), _LETTERS, strict=False)) if "responses" in given else {}
         )
-        labels |= dict.fromkeys(_TIES, "tie") | {"a>b": "a", "a>>b": "a", "b>a": "b", "b>>a": "b"}
+        labels |= dict.fromkeys(_TIES, "tie") | {
+            "a>b": "a",
+            "a>>b": "a",
+            "b<a": "a",
+            "b>a": "b",
+            "b>>a": "b",
+            "a<b": "b",
+        }
         defaults = {"culture": data.culture, "language": data.language or "en", "domain": data.domain or data.source}
         return cls(
             source=data.source,
@@ -138,7 +148,12 @@ class Columns:
             remedy = "data.labels says what others mean: {1: a, 2: b, 0: tie}"
             yield Fault("unknown_label", f"best must be {known} or tie, got {shown(fields.best)}; {remedy}")
         else:
-            yield Item(responses=fields.responses, best=best, **common)
+            others = dict.fromkeys(text for i, text in enumerate(fields.responses) if i != best)
+            kept = (fields.responses[best], *others)
+            if len(kept) == len(fields.responses) or fields.responses[best] in others:
+                yield Item(responses=fields.responses, best=best, **common)
+            else:  # equal ones are one wrong answer
+                yield Item(responses=kept, best=0, **common)
 
     def _label(self, value: Any) -> str | None:
         if isinstance(value, float) and value.is_integer():  # as a table writes whole numbers beside nulls
@@ -158,7 +173,10 @@ class Columns:
                 values[field] = found
             else:
                 values[field] = found[0]
-        return _without_turns(values)
+        values = _without_turns(values)
+        if isinstance(unpack(values.get("chosen")), list) and isinstance(values.get("rejected"), str):
+            values["rejected"] = [values["rejected"]]  # both are answers that look like lists
+        return values
 
 
 def _as_tuples(columns: Mapping[Any, str | list[str]] | None) -> dict[str, tuple[str, ...]]:
@@ -166,35 +184,46 @@ def _as_tuples(columns: Mapping[Any, str | list[str]] | None) -> dict[str, tuple
 
 
 def _without_turns(values: dict[str, Any]) -> dict[str, Any]:
-    """Split conversations, as in TRL or as the text of HH-RLHF, into a prompt and responses, their last messages.
+    """Split conversations, as in TRL, into the turns that all begin with, the prompt, and the rest, the responses.
 
-    Conversations that differ before their last messages answer different prompts: they are left as they are, a fault.
+    A conversation is a list of messages, or a text of them as in HH (arXiv 2204.05862). What follows the first turn in
+    which they differ is a response, with further turns as "role: content".
     """
     fields = ["responses"] if "responses" in values else ["chosen", "rejected"]
     given = values["responses"] if "responses" in values else [values.get(field) for field in fields]
-    conversations = [unpack(each) for each in given] if isinstance(given, list) else []
-    if values.get("prompt") is None:
-        conversations = [_dialogue(each) for each in conversations]
-    if not conversations or not all(map(_ends_with_answer, conversations)):
+    conversations = list(map(_turns, given)) if isinstance(given, list) else []
+    if not conversations or not all(conversations):
         return values
-    turns, *others = ([*each[:-1]] for each in conversations)
-    if any(other != turns for other in others):
-        return values
-    texts = [each[-1]["content"] for each in conversations]
+    shared = 0
+    while (
+        all(len(each) > shared + 1 for each in conversations)
+        and len({str(each[shared]) for each in conversations}) == 1
+    ):
+        shared += 1
+    rests = [each[shared:] for each in conversations]
+    if any(rest[0]["role"] != "assistant" for rest in rests):
+        return values  # they answer different prompts, a fault
+    texts = ["\n\n".join([rest[0]["content"], *(f"{t['role']}: {t['content']}" for t in rest[1:])]) for rest in rests]
+    turns = conversations[0][:shared]
     if len(turns) > 1 or (turns and values.get("prompt") is None):
         values["prompt"] = turns
     return values | dict(zip(fields, [texts] if fields == ["responses"] else texts, strict=True))
 
 
-def _dialogue(text: Any) -> Any:
-    """Return the turns of a text that consists of such as `Human: ...`; anything else as it is."""
-    if not isinstance(text, str) or not text.lstrip().startswith("Human: "):
-        return text
-    _, *parts = _TURNS.split(f"\n\n{text.lstrip()}")
-    roles = {"Human": "user", "Assistant": "assistant"}
-    return [{"role": roles[name], "content": said.strip()} for name, said in zip(parts[::2], parts[1::2], strict=True)]
+_HH_TURN = re.compile(r"(?:\A|\n\n)\s*(Human|Assistant):")
 
 
-def _ends_with_answer(value: Any) -> bool:
-    last = value[-1] if isinstance(value, list) and value else None
-    return isinstance(last, Mapping) and last.get("role") == "assistant" and isinstance(last.get("content"), str)
+def _turns(value: Any) -> list[dict[str, str]]:
+    """Return the messages of a conversation that ends with the assistant's; none of any other value."""
+    if isinstance(value, str) and value.lstrip().startswith("Human:"):
+        _, *parts = _HH_TURN.split(value)
+        roles = {"Human": "user", "Assistant": "assistant"}
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        turns = [{"role": roles[name], "content": text.strip()} for name, text in pairs]
+    else:
+        found = unpack(value)
+        try:
+            turns = [Turn.model_validate(turn).model_dump() for turn in found] if isinstance(found, list) else []
+        except ValidationError:
+            turns = []
+    return turns if turns and turns[-1]["role"] == "assistant" else []
