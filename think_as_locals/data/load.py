@@ -194,7 +194,10 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
 
 
 def join_groups(items: Iterable[Item]) -> list[Item]:
-    """Give items whose prompts have the same words one question group, whatever the ids of their rows."""
+    """Give items whose prompts have the same words one question group, whatever the ids of their rows.
+
+    A group that a row gives itself, such as a person, stays as it is.
+    """
     items, first, joined = list(items), dict[str, str](), dict[str, str]()
 
     def root(group: str) -> str:
@@ -203,8 +206,10 @@ def join_groups(items: Iterable[Item]) -> list[Item]:
         return group
 
     for item in items:
-        group, same = root(item.group), root(first.setdefault(question_group(item.prompt), item.group))
-        joined[group] = same
+        words = question_group(item.prompt)
+        if item.group == words or item.id.endswith(f"/{item.group}"):  # as `Columns` names it, after words or id
+            group, same = root(item.group), root(first.setdefault(words, item.group))
+            joined[group] = same
     return [item if (group := root(item.group)) == item.group else replace(item, group=group) for item in items]
 
 
