@@ -34,8 +34,7 @@ else
 	$(BIN)/python tests/benchmarks/ahead.py
 endif
 
-soak: .venv/.vllm  ## Check what the quick start learns; kill runs and their vLLM server 300 times; tests/benchmarks/soak.json
-	$(BIN)/pytest tests/benchmarks/test_quickstart.py
+soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 300 times; tests/benchmarks/soak.json
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
 attack: .venv/.vllm  ## Attack parser, prompts, data and server a million times; tests/benchmarks/attack.json

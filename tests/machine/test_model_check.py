@@ -73,5 +73,5 @@ def test_a_model_without_a_format_is_asked_with_several_prompts_and_told_of_the_
 
 
 def test_repetition_is_shortened() -> None:
-    assert shorten_repeats("Verdict " + "A: " * 700 + "end") == "Verdict A: [700 times]end"
+    assert shorten_repeats("Verdict " + "A: " * 700 + "end") == "Verdict A:[700 times] end"
     assert shorten_repeats("a a a b") == "a a a b"
