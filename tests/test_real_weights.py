@@ -91,7 +91,8 @@ def test_one_cpu_recipe_trains_a_pretrained_model(pretrained_run: RunFolder) -> 
     assert pretrained_run.report.is_file()
 
 
-def test_adapter_and_merged_model_write_the_same(pretrained_run: RunFolder) -> None:
+def test_adapter_and_merged_model_write_the_same(pretrained_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pretrained_run.path.parent.parent)  # of the run: the adapter names its base from there
     config = load_recipe(pretrained_run.path.parent.parent / "one_cpu.yaml")
     (item, *_) = read(config.data, 0)
     engines = [

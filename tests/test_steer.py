@@ -134,7 +134,7 @@ def test_run_writes_results_and_selected_models(small: Path) -> None:
     there = {path.name for path in small.iterdir() if not path.name.startswith(".")}
     assert there == {
         *("config.yaml", "environment.json", "workers.json", "metrics.jsonl", "global_rm", "variants", "models"),
-        *("scpo.json", "scpo.md", "report.html"),
+        *("scpo.json", "scpo.md", "report.html", "items.sha256"),
     }
     variants = [f"{name}-seed-0" for name in ("full", "scpo")]
     names = {(country, name) for country in ("DE", "JP", "TH") for name in variants}

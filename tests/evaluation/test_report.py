@@ -172,7 +172,7 @@ def test_damaged_file_error_names_the_file(run: Path) -> None:
         write_report(run)
     (run / "carb/step-10.json").unlink()
     (run / "carb/step-20.parquet").write_text("not parquet")
-    with pytest.raises(DataError, match=r"step-20\.parquet: not a table"):
+    with pytest.raises(DataError, match=r"step-20\.parquet: not a readable table"):
         write_report(run)
 
 

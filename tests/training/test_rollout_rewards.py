@@ -76,7 +76,10 @@ def _score(
     """The components' values, `None` for a fault, and what was logged."""
     logged: dict[str, float] = {}
     presented = presented or [shuffle_responses(ITEM)] * len(completions)
-    examples = [Example(index=0, presented=item, source="mine", prompt=[]) for item in presented]
+    examples = [
+        Example(index=0, presented=item, source="mine", prompt=[{"role": "user", "content": "Which?"}])
+        for item in presented
+    ]
     found = rewards.score(completions, examples, 3, logged.__setitem__, score_gains)
     return {name: [each and each.parts[name] for each in found] for name in rewards.weights}, logged
 
@@ -260,7 +263,7 @@ TRUNCATED = _ids("<rubric>", ended=False)
         (
             [],
             [NONSENSE] * 20,
-            r"^step 4: 100% .* 3 batches .*\(1\) the cold start .* too hard for it: a larger model; \(3\) .*\(0% were",
+            r"^step 4: 100% .* 3 batches .*\(1\) the cold start .* take a larger one; \(3\) .*\(0% were",
         ),
         (
             [],
@@ -271,7 +274,7 @@ TRUNCATED = _ids("<rubric>", ended=False)
         (
             ["trainer=grpo", "model=qwen2_5_7b", "prompt=listwise"],
             [NONSENSE] * 20,
-            r"\(1\) the wrong model \(a base model .*: choose an instruction-tuned model.* prompt=compact or a",
+            r"\(1\) the model does not know the format: .*trainer=demonstrated_grpo.*tal doctor --model.* a larger one",
         ),
         ([], [NONSENSE] * 18 + [_verdict(1)] * 2, None),  # just 90 %
     ],

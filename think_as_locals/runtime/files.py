@@ -104,9 +104,10 @@ def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
     if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
         raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    exists = DataError(f"{path} already exists; choose another name or move it away")
     try:
         if path.exists():
-            raise DataError(f"{path} already exists; choose another name or move it away")
+            raise exists
         lines = partial.open("w", encoding="utf-8")  # replaces what a killed process with the same id left
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from error
@@ -116,7 +117,10 @@ def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
             file.flush()
             os.fsync(file.fileno())
         if keep_empty or partial.stat().st_size:
+            path.touch(exist_ok=False)  # claims the name, so that the rename overwrites nothing written meanwhile
             partial.replace(path)
+    except FileExistsError as error:
+        raise exists from error
     finally:
         partial.unlink(missing_ok=True)
 
