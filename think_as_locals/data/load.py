@@ -96,7 +96,8 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
     limit, dataset = config.eval.max_items, config.data.title
     by = " and ".join(sorted({data.split for data in config.data.sources.values()}))
     held_out = chain.from_iterable((*sides.validation, *sides.test) for sides in splits.values())
-    orders = 2 if all(len(item.responses) == 2 for item in held_out) else 1  # for positions
+    # Pairs in both orders: a judge that prefers a position is right in half of them, and not in all or none.
+    orders = 2 if all(len(item.responses) == 2 for item in held_out) else 1
     own_set, sets = partial(EvalSet, protocol="listwise", orders=orders), dict[str, EvalSet]()
     for side in (VALIDATION, TEST):
         own = {name: select(getattr(sides, side), limit, cell) for name, sides in splits.items()}

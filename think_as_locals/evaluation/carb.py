@@ -73,7 +73,7 @@ def summarise(
     # An item in several orders counts in several positions, and one that was not presented in none.
     presented = rows[~rows["too_long"]]
     positions = indices_by_name([LABELS[slot] for slot in presented["best_slot"]])
-    names, judged_rows = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}, set(map(row_name, items))
+    names = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
     return {
         "dataset": dataset,
         "split": split,
@@ -86,10 +86,7 @@ def summarise(
         "in_format": in_format.as_dict("share"),
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
-        "too_long": {
-            "exclude": sorted(item.id for item in queried if row_name(item) not in judged_rows),
-            "wrong": [items[index].id for index in rows["item"][rows["too_long"]]],
-        },
+        "too_long": _too_long(judged, queried),
         "macro": {**accuracy(credit, group, cells=names["cell"], **drawn).as_dict(), **macro_cells(items)},
         **{
             f"by_{key}": {name: measure(part, credit[part]) for name, part in indices_by_name(of_items)}
@@ -104,6 +101,15 @@ def summarise(
         "order_consistency": order_consistency(judged, **drawn),
         "calibration": _calibration(judged, drawn),
         "flips": _flips(judged, credit, measure, drawn),
+    }
+
+
+def _too_long(judged: Judgements, queried: Sequence[Item]) -> dict[str, list[str]]:
+    """Return the ids of items that are too long, by how they count."""
+    known, rows = set(map(row_name, judged.items)), judged.rows
+    return {
+        "exclude": sorted(item.id for item in queried if row_name(item) not in known),
+        "wrong": [judged.items[index].id for index in rows["item"][rows["too_long"]]],
     }
 
 

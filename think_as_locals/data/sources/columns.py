@@ -91,14 +91,8 @@ class Columns:
         labels |= (
             dict(zip(map(str.casefold, names["responses"]), _LETTERS, strict=False)) if "responses" in given else {}
         )
-        labels |= dict.fromkeys(_TIES, "tie") | {
-            "a>b": "a",
-            "a>>b": "a",
-            "b<a": "a",
-            "b>a": "b",
-            "b>>a": "b",
-            "a<b": "b",
-        }
+        labels |= dict.fromkeys(_TIES, "tie") | dict.fromkeys(("a>b", "a>>b", "b<a"), "a")
+        labels |= dict.fromkeys(("b>a", "b>>a", "a<b"), "b")
         defaults = {"culture": data.culture, "language": data.language or "en", "domain": data.domain or data.source}
         return cls(
             source=data.source,
@@ -148,12 +142,11 @@ class Columns:
             remedy = "data.labels says what others mean: {1: a, 2: b, 0: tie}"
             yield Fault("unknown_label", f"best must be {known} or tie, got {shown(fields.best)}; {remedy}")
         else:
-            others = dict.fromkeys(text for i, text in enumerate(fields.responses) if i != best)
-            kept = (fields.responses[best], *others)
-            if len(kept) == len(fields.responses) or fields.responses[best] in others:
+            wrong = [text for i, text in enumerate(fields.responses) if i != best]
+            if len(set(wrong)) < len(wrong):
+                yield best_first(fields.responses[best], wrong, **common)
+            else:
                 yield Item(responses=fields.responses, best=best, **common)
-            else:  # equal ones are one wrong answer
-                yield Item(responses=kept, best=0, **common)
 
     def _label(self, value: Any) -> str | None:
         if isinstance(value, float) and value.is_integer():  # as a table writes whole numbers beside nulls
