@@ -1,100 +1,11 @@
-"""Packed rows give the same scores and gradients as separate rows, on a small model."""
+"""Packed rows hold a shared prompt once, and say where each token is."""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from torch import Tensor, nn
-from torch.nn.attention.bias import CausalBias
-from transformers import (
-    GPT2ForSequenceClassification,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
-)
-from transformers.integrations.sdpa_attention import repeat_kv
-from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
-from transformers.modeling_utils import AttentionInterface
-from trl.trainer.utils import add_fused_lm_head
 
 from think_as_locals.engines import packing
-
-VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.3,
-}
-
-
-def model_of(family: type[PreTrainedModel] = Qwen3ForCausalLM) -> PreTrainedModel:
-    """A small model, ready for packed rows."""
-    torch.manual_seed(0)
-    model = family._from_config(family.config_class(**SIZES), attn_implementation="sdpa")
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    packing.prepare(model)
-    return model
-
-
-@cache
-def classifier_of(family: type[PreTrainedModel]) -> PreTrainedModel:
-    """A small classifier, ready for packed rows."""
-    torch.manual_seed(0)
-    config = family.config_class(**SIZES, num_labels=1, pad_token_id=None)
-    model = family._from_config(config, attn_implementation="sdpa").eval()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel()), model_input_names=["input_ids"])
-    assert packing.prepare_classifier(model, tokenizer) is None
-    return model
-
-
-def separately(model: PreTrainedModel, prompts: list[Tensor], completions: list[Tensor]) -> list[Tensor]:
-    """Log-probabilities of each completion from a plain forward pass of its own."""
-    scored = []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0]
-        predicted = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-        scored.append(predicted.gather(1, completion[:, None])[:, 0])
-    return scored
-
-
-TOKENS = st.integers(0, VOCABULARY - 1)
-sequences = st.lists(TOKENS, min_size=1, max_size=6)
-batches = st.lists(
-    st.tuples(sequences, st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=5), min_size=1, max_size=4)),
-    min_size=1,
-    max_size=3,
-).filter(lambda groups: any(completion for _, group in groups for completion in group))
-
-
-@settings(max_examples=60)
-@given(groups=batches)
-def test_packed_log_probs_match_separate_rows(groups: list[tuple[list[int], list[list[int]]]]) -> None:
-    model = model_of()
-    prompts = [torch.tensor(prompt) for prompt, group in groups for _ in group]
-    completions = [torch.tensor(completion, dtype=torch.long) for _, group in groups for completion in group]
-    packed = packing.pack(prompts, completions)
-    values, entropies = packing.log_probs(model, packed)
-    with torch.no_grad():
-        expected = torch.cat(separately(model, prompts, completions))
-    torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-5)
-    assert entropies is not None
-    assert entropies.shape == values.shape
-    for row, column, label in zip(packed.rows, packed.columns, packed.labels[0], strict=True):
-        assert completions[row][column] == label
 
 
 def test_pack_stores_a_shared_prompt_once() -> None:
@@ -107,57 +18,6 @@ def test_pack_stores_a_shared_prompt_once() -> None:
     assert packed.columns.tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize("grouped", [True, False])  # a kernel that takes fewer key heads than query heads, or not
-def test_packed_gradients_match_separate_rows(monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
-    monkeypatch.setattr(packing, "_grouped_heads_are_fast", lambda query: grouped)
-    dispatch, asked = CausalBias._dispatch, set[tuple[bool, bool]]()
-
-    def watched(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Tensor:
-        asked.add((key.shape[1] < query.shape[1], options["enable_gqa"]))
-        return dispatch(query, key, *rest, **options)
-
-    monkeypatch.setattr(CausalBias, "_dispatch", watched)
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(0, VOCABULARY, (7,), generator=generator)] * 3
-    completions = [torch.randint(0, VOCABULARY, (n,), generator=generator) for n in (4, 2, 5)]
-    model = model_of(LlamaForCausalLM)
-    gradients = []
-    for values in (
-        packing.log_probs(model, packing.pack(prompts, completions))[0],
-        torch.cat(separately(model, prompts, completions)),
-    ):
-        model.zero_grad()
-        (values * torch.linspace(-1, 1, len(values))).sum().backward()
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
-    assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[1].norm()
-    assert asked == {(grouped, grouped)}  # a kernel that does not take fewer key heads gets as many as query heads
-
-
-@pytest.mark.parametrize("family", [Qwen3ForSequenceClassification, GPT2ForSequenceClassification])
-@settings(max_examples=20)
-@given(
-    groups=st.lists(
-        st.tuples(st.lists(TOKENS, max_size=9), st.lists(st.lists(TOKENS, min_size=1, max_size=6), min_size=1)),
-        min_size=1,
-        max_size=3,
-    )
-)
-def test_packed_scores_and_gradients_match_separate_rows(
-    family: type[PreTrainedModel], groups: list[tuple[list[int], list[list[int]]]]
-) -> None:
-    model = classifier_of(family)
-    rows = [[prompt + response for response in group] for prompt, group in groups]
-    found = packing.scores(model, packing.pack_rows(rows, model.device))
-    alone = [model(input_ids=torch.tensor([row])).logits[0, 0] for group in rows for row in group]
-    gradients = []
-    for values in (found, torch.stack(alone)):
-        model.zero_grad()
-        (values * torch.linspace(-1, 1.5, len(values))).sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    torch.testing.assert_close(found, torch.stack(alone), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(*gradients, atol=1e-5 * float(gradients[1].abs().max().clamp(min=1)), rtol=1e-4)
-
-
 def test_pack_rows_stores_a_shared_prefix_once() -> None:
     packed = packing.pack_rows([[[1, 2, 3, 4], [1, 2, 5], [1, 2]], [[7]]], torch.device("cpu"))
     assert packed.tokens.tolist() == [[1, 2, 3, 4, 2, 5, 2, 7]]
@@ -165,78 +25,8 @@ def test_pack_rows_stores_a_shared_prefix_once() -> None:
     assert packed.scored.tolist() == [3, 5, 6, 7]
 
 
-def test_prepared_model_is_unchanged_on_unpacked_rows() -> None:
-    prepared, ids = model_of(), torch.arange(12).view(2, 6)
-    packing.prepare(prepared)  # as a second trainer of the same model does
-    assert packing.log_probs(prepared, packing.pack([ids[0]], [ids[1]]))[0].shape == (6,)
-    plain = Qwen3ForCausalLM(prepared.config)
-    plain.load_state_dict(prepared.state_dict())
-    assert torch.equal(prepared(input_ids=ids).logits, plain(input_ids=ids).logits)
-
-
 def test_pack_rejects_empty_completions_and_prompts() -> None:
     with pytest.raises(ValueError, match="nothing to pack"):
         packing.pack([torch.tensor([1])], [torch.tensor([], dtype=torch.long)])
     with pytest.raises(ValueError, match="a prompt before each"):
         packing.pack([torch.tensor([], dtype=torch.long)], [torch.tensor([1])])
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "width", "fast"),
-    [
-        ("cpu", torch.float32, 512, True),
-        ("meta", torch.float32, 8, False),
-        ("meta", torch.bfloat16, 256, True),
-        ("meta", torch.bfloat16, 257, False),
-    ],
-)
-def test_grouped_heads_are_fast_only_on_supported_kernels(
-    device: str, dtype: torch.dtype, width: int, fast: bool
-) -> None:
-    assert packing._grouped_heads_are_fast(torch.empty(1, width, device=device, dtype=dtype)) is fast
-
-
-@pytest.mark.parametrize(
-    ("name", "shares"),
-    [
-        ("kernels-community/flash-attn2", True),  # what transformers turns flash_attention_2 into
-        (FLASH_ATTN_KERNEL_FALLBACK["flash_attention_3"], True),
-        ("kernels-community/flash-attn2@main", True),
-        ("kernels-community/flash-mla", False),
-    ],
-)
-def test_hub_flash_attention_kernels_are_supported_by_name(name: str, shares: bool) -> None:
-    model = model_of()
-    model.config._attn_implementation = name
-    assert (packing.unsupported_reason(model) is None) is shares
-
-
-def test_flash_kernel_receives_trunk_and_branches_as_batch_rows() -> None:
-    """Such a kernel takes no mask and aligns causal attention to the end; it reads sequences off `position_ids`."""
-    shapes = []
-
-    def flash(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, None]:
-        assert mask is None
-        assert "position_ids" not in kwargs  # they count on from the trunk: no beginning of a sequence is 0
-        shapes.append((query.shape[0], query.shape[2], key.shape[2]))
-        groups = query.shape[1] // key.shape[1]
-        seen = torch.ones(query.shape[2], key.shape[2]).tril(key.shape[2] - query.shape[2]).bool()
-        scores = query @ repeat_kv(key, groups).transpose(2, 3) * kwargs["scaling"]
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        return (weights @ repeat_kv(value, groups)).transpose(1, 2), None
-
-    reference, model = model_of(), model_of()
-    AttentionInterface.register("flash_for_test", packing.PackedAttention("flash_for_test", flash))
-    model.config._attn_implementation = "flash_for_test"
-    generator = torch.Generator().manual_seed(2)
-    prompts = [torch.randint(0, VOCABULARY, (n,), generator=generator) for n in (7, 7, 7, 1)]
-    prompts[1] = prompts[2] = prompts[0]
-    completions = [torch.randint(0, VOCABULARY, (n,), generator=generator) for n in (4, 2, 5, 3)]
-    packed = packing.pack(prompts, completions)
-    assert packed.positions[0].tolist() == [*range(6), 6, 7, 8, 9, 6, 7, *range(6, 11), *range(3)]
-    values, _ = packing.log_probs(model, packed)
-    # The trunk, in the first of two layers; its three branches padded to the longest, and a branch without a trunk.
-    assert shapes == [(1, 6, 6), *([(3, 5, 11), (1, 3, 3)] * 2)]
-    torch.testing.assert_close(values, torch.cat(separately(reference, prompts, completions)), atol=1e-5, rtol=1e-5)

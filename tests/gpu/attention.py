@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import add_fused_lm_head
 
-from think_as_locals.engines import packing
+from think_as_locals.engines import packed_passes, packing, shared_layers
 
 GENERATIONS = 8
 FUSED = ("flash_attention", "cudnn_attention")  # in names of torch's operators
@@ -81,7 +81,7 @@ class Attention:
         self._weights = make(1, heads, length, width)  # of the outputs in what gradients are of
         layer = SimpleNamespace(num_key_value_groups=heads // key_heads, is_causal=True, training=True)
         layer.layer_idx, layer.config = 0, SimpleNamespace(num_hidden_layers=2)  # not the last, which skips the trunk
-        kernel = packing.PackedAttention("sdpa", ALL_ATTENTION_FUNCTIONS["sdpa"])
+        kernel = shared_layers.PackedAttention("sdpa", ALL_ATTENTION_FUNCTIONS["sdpa"])
         self._packed = partial(kernel, layer, attention_mask=None, **{packing.ARGUMENT: rows.packed})
         self._flex = partial(torch.compile(flex_attention, disable=scale.toy), block_mask=self._block_mask())
 
@@ -206,7 +206,7 @@ def log_probs(scale: Scale, report: Report) -> None:
     config = policy_config(scale)
     rows = make_rows(scale, prompt, completions, config.vocab_size)
     packed, model = rows.packed, random_model(scale, config).eval()
-    packing.prepare(model)
+    packed_passes.prepare(model)
     add_fused_lm_head(model)
 
     def separate(size: int) -> Tensor:
@@ -220,7 +220,7 @@ def log_probs(scale: Scale, report: Report) -> None:
         return torch.cat(found).double()
 
     with torch.no_grad():
-        ours = packing.log_probs(model, packed)[0].double()
+        ours = packed_passes.log_probs(model, packed)[0].double()
         alone, together = separate(1), separate(len(completions))
         model.float()
         true = separate(1)

@@ -11,7 +11,7 @@ from items import make_item
 from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
-from think_as_locals.engines import packing
+from think_as_locals.engines import shared_layers
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.types import Item
 
@@ -72,4 +72,4 @@ def break_packing(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: Any, module: Any, query: torch.Tensor, key: Any, value: Any, group: Any, _: Any) -> torch.Tensor:
         return query[:, :, group.branches].transpose(1, 2)
 
-    patch.setattr(packing.PackedAttention, "_branches", wrong)
+    patch.setattr(shared_layers.PackedAttention, "_branches", wrong)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from engines.test_packing import SIZES, VOCABULARY
+from engines.test_packed_passes import SIZES, VOCABULARY
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, Q
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from think_as_locals.engines import packing
+from think_as_locals.engines import packed_passes, packing
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer, _float32, micro_batches
 
@@ -271,7 +271,7 @@ def test_float32_head_is_used_for_packed_and_plain_rows(make: Make, lora: bool) 
         bare.model.register_forward_hook(lambda *given, hidden=hidden: hidden.append(given[-1].last_hidden_state))
         packed = packing.pack([torch.tensor([5, 6, 7])] * 2, [torch.tensor([8, 9, 10]), torch.tensor([11, 12])])
         with torch.no_grad(), trainer.accelerator.autocast():
-            log_probs, _ = packing.log_probs(trainer.model, packed)
+            log_probs, _ = packed_passes.log_probs(trainer.model, packed)
             logits = trainer.model(input_ids=packed.tokens).logits
         of_packed, of_rows = (states.float() @ bare.lm_head.weight.detach().float().T for states in hidden)
         expected = (of_packed[0] / 0.7).log_softmax(-1).gather(-1, packed.labels.T)[:, 0]
@@ -291,22 +291,14 @@ def _sampled(prompts: list[str]) -> tuple[Any, ...]:
     return rows, completions, None, ["text"] * 2 * G, sampled, {}, None, None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"kernel": "eager"}, "eager; supported: sdpa"),
-        ({"model_use_sliding_window": True, "model_sliding_window": 8, "model_max_window_layers": 1}, "of 8 tokens"),
-        ({"model_attention_dropout": 0.1}, "attention_dropout=0.1"),
-    ],
-)
-def test_unsupported_model_warns_once_that_prefixes_are_not_shared(
-    make: Make, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], reason: str
-) -> None:
+def test_dropout_warns_once_that_prefixes_are_not_shared(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "think_as_locals"):
-        trainer = make(**arguments)
+        trainer = make(model_attention_dropout=0.1)
         loss_and_gradient(trainer, batch())
         loss_and_gradient(trainer, batch())
-    assert [reason in record.message for record in caplog.records if "not shared" in record.message] == [True]
+    messages = [record.message for record in caplog.records if "not shared" in record.message]
+    assert ["dropout (0.1)" in message for message in messages] == [True]
+    assert make(model_attention_dropout=0.1, disable_dropout=True).unshared_reason is None
 
 
 def test_model_that_misreads_packed_rows_falls_back_to_trl(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

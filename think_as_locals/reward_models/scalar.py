@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 
 from think_as_locals.data.fields import split_turns
-from think_as_locals.engines import Chat, Messages, packing
+from think_as_locals.engines import Chat, Messages, packed_passes, packing
 from think_as_locals.engines.transformers_engine import attention, on_device, require_all_read, require_embeddings
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.prompt import break_tokens, shuffled_order
@@ -248,8 +248,8 @@ class ScalarRM(BatchScorer):
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
         pad_id = declared if declared is not None and 0 <= declared < config.vocab_size else None
         full = model.dtype == torch.float32
-        reason = packing.prepare_classifier(model, tokenizer)
-        if reason := reason or packing.scores_differ(model, pad_id, model.device, full_precision=full):
+        reason = packed_passes.prepare_classifier(model, tokenizer)
+        if reason := reason or packed_passes.scores_differ(model, pad_id, model.device, full_precision=full):
             _logger.warning("%s: prompts are not shared, each response is scored with its own: %s", path, reason)
         return cls(
             path=path,
@@ -303,7 +303,7 @@ class ScalarRM(BatchScorer):
                 batch.append(groups.pop(0))
             packed = packing.pack_rows([[read[i] for i in indices] for indices in batch], self.model.device)
             with torch.inference_mode():
-                scores = packing.scores(self.model, packed).float()
+                scores = packed_passes.scores(self.model, packed).float()
             yield [index for indices in batch for index in indices], scores.tolist()
 
     def _scores(self, rows: Sequence[TokenRow]) -> torch.Tensor:

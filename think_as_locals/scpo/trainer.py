@@ -28,7 +28,7 @@ from trl import RewardConfig, RewardTrainer
 
 from think_as_locals.config.schema import GlobalRMSection, LoraSection, ScpoConfig, ScpoSection
 from think_as_locals.data.splits import hash_fraction
-from think_as_locals.engines import Chat, packing
+from think_as_locals.engines import Chat, packed_passes, packing
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.judging.prompt import break_tokens
@@ -147,7 +147,10 @@ class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
         self.unshared_reason: str | None = None
         model = self.accelerator.unwrap_model(self.model)
         bare = model.get_base_model() if hasattr(model, "get_base_model") else model
-        if reason := packing.prepare_classifier(bare, self.processing_class) or packing.dropout_reason(self.model):
+        if self.args.disable_dropout:
+            packed_passes.disable_functional_dropout(bare)
+        reason = packed_passes.prepare_classifier(bare, self.processing_class)
+        if reason := reason or packed_passes.dropout_reason(self.model):
             self._stop_sharing(reason)
 
     def _stop_sharing(self, reason: str) -> None:
@@ -173,7 +176,7 @@ class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
         weights = inputs.pop("weight")
         if self.unshared_reason is None and not self._checked:
             full, self._checked = self.accelerator.mixed_precision == "no" and self.model.dtype == torch.float32, True
-            if reason := packing.scores_differ(model, pad_id, self.accelerator.device, full_precision=full):
+            if reason := packed_passes.scores_differ(model, pad_id, self.accelerator.device, full_precision=full):
                 self._stop_sharing(reason)
         compute = model if self.unshared_reason else partial(_shared_outputs, model, pad_id)
         _, outputs = super().compute_loss(compute, inputs, True, num_items_in_batch)
@@ -188,7 +191,7 @@ def _shared_outputs(model: Any, pad_id: int, *, input_ids: Tensor, **_: Any) -> 
     """Return a classifier's outputs for tokens (2B, L), chosen before rejected responses, reading each prompt once."""
     rows = [until_scored(row, pad_id) for row in input_ids.tolist()]
     pairs = [*zip(*(rows[: len(rows) // 2], rows[len(rows) // 2 :]), strict=True)]
-    logits = packing.scores(model, packing.pack_rows(pairs, input_ids.device)).view(-1, 2)
+    logits = packed_passes.scores(model, packing.pack_rows(pairs, input_ids.device)).view(-1, 2)
     return SequenceClassifierOutput(logits=logits.T.reshape(-1, 1))
 
 

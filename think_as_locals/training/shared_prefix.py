@@ -26,13 +26,12 @@ from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.trainer.utils import nanmax, nanmin
 
-from think_as_locals.engines import packing
-from think_as_locals.engines.packing import computing_in_float32
+from think_as_locals.engines import packed_passes, packing, shared_layers
 from think_as_locals.training.lm_heads import float32_heads, lean_heads, linear_in_float32
 
 _logger = logging.getLogger(__name__)
 
-# The largest difference of log-probabilities between packed and separate rows; in half precision see `packing`.
+# The largest difference of log-probabilities between packed and separate rows; in half precision see `packed_passes`.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 # The largest of a group is below this for equal rewards, and near 1 for others.
 _NO_ADVANTAGE = 0.01
@@ -64,13 +63,15 @@ class SharedPrefixTrainer(GRPOTrainer):
         if float32_head and type(head := bare[0].get_output_embeddings()) is nn.Linear:
             head.forward = partial(linear_in_float32, head)  # type: ignore[method-assign]
         for model in bare:
-            packing.pass_positions(model)
+            packed_passes.pass_positions(model)
+            if self.args.disable_dropout:
+                packed_passes.disable_functional_dropout(model)
         self.unshared_reason: str | None = None
         if reasons := [reason for model in bare if (reason := _unsupported_reason(model, self))]:
             self._stop_sharing(reasons[0])
             return
         for model in bare:
-            packing.prepare(model)
+            packed_passes.prepare(model)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Return the micro-batch of this step: whole groups of the generation batch, without common padding."""
@@ -201,7 +202,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             prompts = completions = [ids[0, -1:]]
         packed = packing.pack(prompts, completions)
         with self.accelerator.autocast(), lean_heads(self.accelerator.unwrap_model(self.model)):
-            values, entropy = packing.log_probs(model, packed)
+            values, entropy = packed_passes.log_probs(model, packed)
         shape = (len(ids), num_labels)
         if idle:
             return 0 * values.expand(shape), values.new_zeros(shape)
@@ -212,8 +213,14 @@ class SharedPrefixTrainer(GRPOTrainer):
         return logps, torch.zeros_like(logps).index_put(at, entropy)
 
     def _check(self, model: nn.Module, rows: tuple[Tensor, Tensor, int], separate: Callable[[], Tensor]) -> None:
-        """Compare the first group with TRL's own path, on all ranks; stop sharing if that is less exact."""
-        got, _ = self._packed_log_probs(model, *rows, [True] * len(rows[0]))
+        """Compare the first group with TRL's own path, on all ranks; stop sharing if that is less exact or fails."""
+        try:
+            got, _ = self._packed_log_probs(model, *rows, [True] * len(rows[0]))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of a layer that does not take packed rows: the same on all ranks
+            self._stop_sharing(packed_passes.not_taken(error))
+            return
         _, mask, num_labels = rows
         scored, expected = mask[:, -num_labels:].bool(), separate()
         full_precision = self.accelerator.mixed_precision == "no"
@@ -233,7 +240,7 @@ class SharedPrefixTrainer(GRPOTrainer):
                 self._stop_sharing(f"log-probabilities differ by {worst:.1e} from those of separate rows")
             return
         ours, theirs = (float(total) / max(count, 1) for total in found[:, :2].sum(0))
-        if reason := packing.worse_than_separate("log-probabilities", ours, theirs):
+        if reason := packed_passes.worse_than_separate("log-probabilities", ours, theirs):
             self._stop_sharing(reason)
 
     def _stop_sharing(self, reason: str) -> None:
@@ -304,7 +311,7 @@ def _float32(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """Have a model compute in float32, even under TRL's autocast."""
     accelerator.autocast = nullcontext
     try:
-        with computing_in_float32(accelerator.unwrap_model(model)):
+        with packed_passes.computing_in_float32(accelerator.unwrap_model(model)):
             yield
     finally:
         del accelerator.autocast
@@ -314,9 +321,9 @@ def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | N
     """Return why a model cannot take packed rows, or `None`."""
     if trainer._is_vlm:
         return "the model reads images"
-    if reason := packing.unsupported_reason(model):
+    if reason := shared_layers.unsupported_reason(model):
         return reason
-    if reason := packing.dropout_reason(trainer.model):
+    if reason := packed_passes.dropout_reason(trainer.model):
         return reason
     if trainer.aux_loss_enabled:
         return "the router's auxiliary loss counts padding; set grpo.router_aux_loss_coef=0"
