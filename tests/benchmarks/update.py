@@ -39,7 +39,8 @@ from peft import LoraConfig
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from trl import GRPOConfig, GRPOTrainer
 
 from think_as_locals.engines import Chat
@@ -67,7 +68,22 @@ class Case:
     variants: tuple[str, ...] = UPDATES
     whole_step: bool = False
     """Whether rollouts are sampled as well."""
+    family: str = "qwen3"
 
+
+# What models of a family have beside their sizes.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "gemma3_text": {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 3},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 128},
+    "qwen3_5_text": {
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2,
+    },
+}
 
 CASES = (
     Case("P 512, C 64", (512,), (64, 64), 4.8),
@@ -75,6 +91,9 @@ CASES = (
     Case("P 1024, C 256", (1024,), (256, 256), 3.0),
     Case("ragged: P 350-1024, C 24-128", (350, 420, 512, 1024), (24, 128), 7.5),
     Case("ragged, half of the groups at zero advantage", (350, 420, 512, 1024), (24, 128), 12, idle_groups=2),
+    Case("sliding windows (Gemma 3), P 1024, C 128", (1024,), (128, 128), 3, family="gemma3_text"),
+    Case("attention sinks (gpt-oss), P 1024, C 128", (1024,), (128, 128), 3, family="gpt_oss"),
+    Case("gated delta nets (Qwen3.5), P 1024, C 128", (1024,), (128, 128), 3, family="qwen3_5_text"),
     Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=GAINS, whole_step=True),
 )
 MEMORY_TARGET = 0.5
@@ -99,10 +118,13 @@ class UpdateBenchmark:
     def _make_model(self) -> None:
         hidden = self.arguments.hidden
         torch.manual_seed(0)
-        config = Qwen3Config(
+        family = FAMILIES[self.case.family]
+        kinds = family.get("layer_types", [None] * self.arguments.layers)[-self.arguments.layers :]
+        config = CONFIG_MAPPING[self.case.family](
+            **{**family, "layer_types": kinds} if kinds[0] else family,
             hidden_size=hidden,
             intermediate_size=3 * hidden,
-            num_hidden_layers=self.arguments.layers,
+            num_hidden_layers=len(kinds),
             num_attention_heads=max(1, hidden // 64),
             num_key_value_heads=max(1, hidden // 128),
             head_dim=64,
@@ -112,11 +134,12 @@ class UpdateBenchmark:
             eos_token_id=self.tokenizer.eos_token_id,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        Qwen3ForCausalLM(config).save_pretrained(self.folder)
+        AutoModelForCausalLM.from_config(config).save_pretrained(self.folder)
 
     def _model(self) -> Any:
         dtype = "bfloat16" if self.device == "cuda" else "float32"
-        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation="sdpa")
+        kernel = "eager" if self.case.family == "gpt_oss" else "sdpa"
+        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation=kernel)
 
     def _trainer(self, variant: str) -> GRPOTrainer:
         g, shortest, longest = self.arguments.generations, *self.completions
@@ -136,6 +159,7 @@ class UpdateBenchmark:
                 max_completion_length=longest,
                 generation_kwargs={"min_new_tokens": shortest},
                 loss_type="dapo",
+                router_aux_loss_coef=0.0,  # TRL's counts padding, so that rows with it are not shared
                 beta=0.0,
                 report_to=[],
                 disable_tqdm=True,

@@ -12,17 +12,17 @@ import pytest
 import torch
 from datasets import Dataset
 from engines.test_packed_passes import SIZES, VOCABULARY
-from hypothesis import given
-from hypothesis import strategies as st
+from engines.test_shared_layers import family_config
 from peft import LoraConfig
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from think_as_locals.engines import packed_passes, packing
 from think_as_locals.reward_models.scratch import train_tokenizer
-from think_as_locals.training.shared_prefix import SharedPrefixTrainer, _float32, micro_batches
+from think_as_locals.training.micro_batches import micro_batches
+from think_as_locals.training.shared_prefix import SharedPrefixTrainer, _float32
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 G = 4
@@ -40,13 +40,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
     """Makes trainers of a small model; keyword arguments are GRPOConfig's, `model_*` the model's."""
 
-    def of(*, lora: bool = False, kernel: str = "sdpa", head: bool = False, **arguments: Any) -> SharedPrefixTrainer:
+    def of(
+        *, family: str = "qwen3", lora: bool = False, kernel: str = "sdpa", head: bool = False, **arguments: Any
+    ) -> SharedPrefixTrainer:
         torch.manual_seed(0)
         dropout = arguments.pop("adapter_dropout", 0.0)
         of_model = {k.removeprefix("model_"): arguments.pop(k) for k in list(arguments) if k.startswith("model_")}
         ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
         sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 256}
-        Qwen3ForCausalLM(Qwen3Config(**sizes, **ends, **of_model)).save_pretrained(tmp_path / "model")
+        config = family_config(family, **{**sizes, **ends, **of_model})
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
         settings = {"gradient_checkpointing": False, "beta": 0.0, "max_completion_length": 6, "bf16": False}
         made = SharedPrefixTrainer(
             float32_head=head,
@@ -142,6 +145,50 @@ def test_loss_and_gradients_match_trl_for_every_loss_type(
     assert trainer.model.is_gradient_checkpointing == checkpointing
     for trainer.loss_type in LOSSES:
         assert assert_matches_trl(trainer, batch()).norm() > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel"), [("gemma3_text", "sdpa"), ("gpt_oss", "eager"), ("qwen3_5_text", "sdpa")]
+)
+@pytest.mark.parametrize("lora", [False, True])
+def test_windows_sinks_and_states_match_trl_beside_left_padding(
+    make: Make, family: str, kernel: str, lora: bool
+) -> None:
+    for checkpointing, zero in ((False, True), (True, False)):
+        trainer = make(
+            family=family,
+            kernel=kernel,
+            lora=lora,
+            gradient_checkpointing=checkpointing,
+            router_aux_loss_coef=0.0,
+            model_initializer_range=0.1,
+        )
+        assert assert_matches_trl(trainer, batch(zero)).norm() > 0
+
+
+@pytest.mark.parametrize("family", ["nemotron", "stablelm"])
+def test_layers_that_do_not_take_packed_rows_fall_back_to_trl(make: Make, family: str) -> None:
+    trainer = make(family=family)
+    loss, gradient = loss_and_gradient(trainer, batch())
+    assert "do not take packed rows" in str(trainer.unshared_reason)
+    expected = trl_loss_and_gradient(trainer, batch())
+    assert torch.equal(loss, expected[0])
+    assert torch.equal(gradient, expected[1])
+
+
+@pytest.mark.parametrize("max_tokens", [10, 18, 25, 60])
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+def test_passes_of_few_tokens_add_up_to_the_micro_batch(make: Make, max_tokens: int, beta: float) -> None:
+    trainer = make(beta=beta)
+    loss_and_gradient(trainer, batch())  # its first pass compares itself with TRL's
+    for trainer.loss_type in LOSSES:
+        trainer._max_tokens = None
+        expected_loss, expected = loss_and_gradient(trainer, batch())
+        trainer._max_tokens = max_tokens
+        loss, gradient = loss_and_gradient(trainer, batch())
+        torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
+        assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
+        assert trainer.accelerator.sync_gradients
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -386,55 +433,10 @@ def _record_passes(trainer: SharedPrefixTrainer, monkeypatch: pytest.MonkeyPatch
     return passes
 
 
-def numbered_batch() -> dict[str, Tensor]:
-    """The batch, of prompts of 9 and 4 tokens, with values that are the number of their row."""
-    rows, whole = torch.arange(1, 9)[:, None], batch()
-    values = whole["completion_mask"] * rows
-    ratio = {"importance_sampling_ratio": rows.float(), "advantages": rows[:, 0].float()}
-    return whole | {"completion_ids": values, "old_per_token_logps": -1.0 * values, **ratio}
-
-
-def test_micro_batches_keep_groups_and_drop_common_padding() -> None:
-    whole = numbered_batch()
-    parts = sorted(micro_batches(whole, 2), key=lambda part: -part["prompt_ids"].shape[1])
-    assert [tuple(part["prompt_ids"].shape) for part in parts] == [(4, 9), (4, 4)]
-    assert torch.equal(parts[0]["completion_ids"], whole["completion_ids"][:4])
-    assert torch.equal(parts[1]["old_per_token_logps"], whole["old_per_token_logps"][4:])
-    assert parts[1]["advantages"].tolist() == [5, 6, 7, 8]
-    assert parts[0]["importance_sampling_ratio"].shape == (4, 1)
-    for unmasked, columns in ((2, 2), (0, 1)):  # where all are masked, a column is kept
-        short = {"completion_mask": whole["completion_mask"] * (torch.arange(6) < unmasked)}
-        part = micro_batches(whole | short, 1)[0]
-        assert part["completion_ids"].shape == part["completion_mask"].shape == (8, columns)
-
-
-@given(count=st.sampled_from([1, 2, 4, 8]), seed=st.integers(0, 99))
-def test_micro_batches_preserve_every_row(count: int, seed: int) -> None:
-    torch.manual_seed(seed)
-    whole = numbered_batch()
-    parts = micro_batches(whole, count)
-    seen = [row for part in parts for row in part["advantages"].int().tolist()]
-    assert sorted(seen) == list(range(1, 9))
-    assert seen in ([*range(1, 9)], [*range(5, 9), *range(1, 5)])
-    for part in parts:
-        assert part["num_items_in_batch"] == 31
-        for row, ids, mask in zip(part["advantages"], part["completion_ids"], part["completion_mask"], strict=True):
-            assert ids[mask.bool()].tolist() == [row] * LENGTHS[int(row) - 1]
-
-
 @pytest.mark.parametrize("shared", [True, False])
-def test_learned_positions_are_counted_from_the_first_token(
-    make: Make, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, shared: bool
-) -> None:
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": len(tokenizer), "n_positions": 64}
-    still = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-
-    def of(_: object) -> GPT2LMHeadModel:
-        return GPT2LMHeadModel(GPT2Config(**sizes, **still, **ends, initializer_range=0.3))
-
-    monkeypatch.setitem(globals(), "Qwen3ForCausalLM", of)  # what `make` makes
-    trainer = make()
+def test_learned_positions_are_counted_from_the_first_token(make: Make, shared: bool) -> None:
+    still = dict.fromkeys(("model_resid_pdrop", "model_embd_pdrop", "model_attn_pdrop"), 0.0)
+    trainer = make(family="gpt2", **still)
     assert trainer.unshared_reason is None
     if not shared:
         trainer.unshared_reason = "this is the reference"

@@ -280,8 +280,10 @@ class TrlSection(Section):
 
 
 class GrpoSection(TrlSection):
-    OURS = frozenset({"cast_lm_head_to_fp32"})  # TRL's way fails under FSDP2, and with LoRA
+    # TRL's way of the former fails under FSDP2, and with LoRA; the latter is ours alone.
+    OURS = frozenset({"cast_lm_head_to_fp32", "max_tokens_per_micro_batch"})
 
+    max_tokens_per_micro_batch: PositiveInt | None
     gradient_accumulation_steps: PositiveInt
     num_generations: Annotated[int, Field(ge=2)]
     max_completion_length: PositiveInt

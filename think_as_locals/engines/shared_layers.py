@@ -102,8 +102,8 @@ class PackedAttention:
                 shape = (1, group.trunk.stop - group.trunk.start, query.shape[1], value.shape[3])
                 outputs.append(query.new_zeros(shape))
             elif group.trunk.start != group.trunk.stop:
-                trunk = (tensor[:, :, group.trunk] for tensor in (query, key, value))
-                outputs.append(self._attend(module, *trunk, kwargs))
+                q, k, v = (tensor[:, :, group.trunk] for tensor in (query, key, value))
+                outputs.append(self._attend(module, q, k, v, kwargs))
             outputs.append(self._branches(module, query, key, value, group, kwargs))
         return torch.cat(outputs, dim=1), None
 

@@ -83,6 +83,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             super().__init__(
                 checkpoints=checkpoints,
                 float32_head=config.grpo.cast_lm_head_to_fp32,
+                max_tokens=config.grpo.max_tokens_per_micro_batch,
                 scores_rubrics="criteria_gain" in weights and gain_scorer == "policy",
                 model=model,
                 reward_funcs=[functions[name] for name in weights],

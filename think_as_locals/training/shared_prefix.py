@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
@@ -28,6 +28,7 @@ from trl.trainer.utils import nanmax, nanmin
 
 from think_as_locals.engines import packed_passes, packing, shared_layers
 from think_as_locals.training.lm_heads import float32_heads, lean_heads, linear_in_float32
+from think_as_locals.training.micro_batches import micro_batches, passes, rows_of
 
 _logger = logging.getLogger(__name__)
 
@@ -44,15 +45,24 @@ class SharedPrefixTrainer(GRPOTrainer):
     precision: are more than twice as far from float32's), it computes as TRL does, and `unshared_reason` says why. With
     `float32_head` the LM head computes in float32, even under autocast. With `scores_rubrics`, the policy scores
     rubrics between sampling and loss; off policy, that pass also gives the rollouts' old log-probabilities to
-    `add_old_log_probs`.
+    `add_old_log_probs`. With `max_tokens`, a micro-batch is taken in passes of at most so many tokens, whose gradients
+    add up to its own.
     """
 
     _buffered_inputs: list[dict[str, Any]] | None
 
-    def __init__(self, *args: Any, scores_rubrics: bool = False, float32_head: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        scores_rubrics: bool = False,
+        float32_head: bool = False,
+        max_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         with float32_heads() if float32_head else nullcontext():
             super().__init__(*args, **kwargs)
         self._scores_rubrics = scores_rubrics
+        self._max_tokens = max_tokens
         self._old_log_probs: list[Tensor] | None = None
         self._inputs: dict[str, Any] | None = None
         self._gradient_rows: list[bool] | None = None
@@ -110,6 +120,47 @@ class SharedPrefixTrainer(GRPOTrainer):
         """Add the old log-probabilities of the next rollouts, (rows, tokens)."""
         if self._old_log_probs is not None:
             self._old_log_probs.append(log_probs)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Return the loss of a micro-batch; of several passes, the gradients of all but the last are there already."""
+        parts = [slice(None)]
+        # The entropy bonus is a mean over the tokens of a micro-batch, whatever the loss is.
+        if self._max_tokens is not None and self.model.training and not self._entropy_bonus_enabled:
+            parts = passes(inputs, self._max_tokens, self._most)
+        *first, last = [self._part(inputs, rows) for rows in parts]
+        state, syncs, total = self.accelerator.gradient_state, self.accelerator.sync_gradients, torch.zeros(())
+        on_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        options = {"scale_wrt_gas": False} if on_deepspeed else {}
+        for part, weight in first:
+            state._set_sync_gradients(False)
+            with nullcontext() if on_deepspeed else self.accelerator.no_sync(model):
+                loss = weight * super().compute_loss(model, part, return_outputs, num_items_in_batch)
+                self.accelerator.backward(loss, **options)
+            total = total + loss.detach()
+        state._set_sync_gradients(syncs)
+        part, weight = last
+        loss = super().compute_loss(model, part, return_outputs, num_items_in_batch)
+        return weight * loss + total.to(loss.device) if first else loss
+
+    def _most(self, count: int) -> int:
+        """Return the largest count of all ranks."""
+        counts = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
+        return int(counts.max())
+
+    def _part(self, inputs: dict[str, Any], rows: slice) -> tuple[dict[str, Any], float]:
+        """Return some rows of a micro-batch, and the weight of their loss in its own: TRL's means are over rows.
+
+        `bnpo` is a mean over tokens; sums are already divided by the tokens of the whole generation batch.
+        """
+        part = rows_of(inputs, rows)
+        if self.loss_type in ("dapo", "cispo", "vespo"):
+            return part, 1.0
+        if self.loss_type == "bnpo":
+            tokens, every = (float(of["completion_mask"].sum()) for of in (part, inputs))
+            return part, tokens / max(every, 1.0)
+        return part, len(part["prompt_ids"]) / len(inputs["prompt_ids"])
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """Return TRL's loss; if only advantages move the policy, rows with advantage 0 are left out of the pass."""
@@ -172,8 +223,13 @@ class SharedPrefixTrainer(GRPOTrainer):
                 with torch.no_grad():  # for the logged entropy alone, which is that of all rollouts
                     rest = [not row for row in wanted]
                     _, others = self._packed_log_probs(model, input_ids, attention_mask, logits_to_keep, rest)
-            chunks = []
-            for part in (slice(i, i + size) for i in range(0, len(input_ids), size)):
+            chunks, parts = [], [slice(i, i + size) for i in range(0, len(input_ids), size)]
+            if self._max_tokens is not None and not torch.is_grad_enabled():
+                masks = attention_mask.split([input_ids.shape[1] - logits_to_keep, logits_to_keep], dim=1)
+                whole = dict(zip(("prompt_mask", "completion_mask"), masks, strict=True))
+                prompts = {"prompt_ids": input_ids[:, :-logits_to_keep]}
+                parts = passes(prompts | whole, self._max_tokens, self._most)
+            for part in parts:
                 rows = (input_ids[part], attention_mask[part], logits_to_keep)
                 chunks.append(self._packed_log_probs(model, *rows, wanted[part]))
             logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
@@ -328,27 +384,3 @@ def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | N
     if trainer.aux_loss_enabled:
         return "the router's auxiliary loss counts padding; set grpo.router_aux_loss_coef=0"
     return None
-
-
-def micro_batches(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """Split a generation batch into equal parts: groups in random order but whole, each part without common padding.
-
-    `batch` is what TRL's `_generate_and_score_completions` returns: B rows, prompts padded left, completions right.
-    """
-    ids = batch["prompt_ids"]
-    starts = torch.cat([ids.new_ones(1, dtype=torch.bool), (ids[1:] != ids[:-1]).any(1)])  # of runs of equal prompts
-    group = starts.cumsum(0).cpu() - 1
-    order = torch.randperm(int(group[-1]) + 1)[group].argsort(stable=True).to(ids.device)
-    prompts, completions = ids.shape[1], batch["completion_ids"].shape[1]
-    parts = []
-    for rows in order.chunk(count):
-        part = {key: value[rows] if torch.is_tensor(value) and value.dim() else value for key, value in batch.items()}
-        left = prompts - int(part["prompt_mask"].sum(1).max())
-        right = max(1, int(part["completion_mask"].sum(1).max()))
-        for key, value in part.items():
-            if key.startswith("prompt_"):
-                part[key] = value[:, left:]
-            elif torch.is_tensor(value) and value.dim() == 2 and value.shape[1] == completions:
-                part[key] = value[:, :right]
-        parts.append(part)
-    return parts
