@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test pytest bench soak attack gpu lint format clean
+.PHONY: help install quickstart test pytest bench newest soak attack gpu lint format clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -33,6 +33,12 @@ else
 	$(BIN)/python tests/benchmarks/judging.py
 	$(BIN)/python tests/benchmarks/ahead.py
 endif
+
+newest:  ## Install the newest versions that resolve into a .venv of their own, and run the fast tests with them
+	$(PYTHON) -m venv --clear .venv/newest
+	.venv/newest/bin/pip install --quiet --upgrade --upgrade-strategy eager --editable ".[train,serve,deepspeed,dev]"
+	.venv/newest/bin/pip list
+	.venv/newest/bin/pytest -m "not slow" $(ARGS)
 
 soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 300 times; tests/benchmarks/soak.json
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)

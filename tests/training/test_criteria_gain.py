@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -60,6 +61,25 @@ def test_gain_scores_match_naive_forward_passes(tmp_path: Path, scorer: str) -> 
         prompt = trainer.chat.text(trainer.train_dataset[row]["prompt"], add_generation_prompt=True)
         expected = (naive_log_prob(trainer, prompt, rubric, verdict), naive_log_prob(trainer, prompt, "", verdict))
         assert score == pytest.approx(expected, abs=1e-5)
+
+
+def test_gain_is_the_smaller_one_of_both_orders(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, "reward=paper", "reward.both_orders=true")
+    rubrics = [rubric_of(*names) for names in (("custom", "place"), ("fit",), ("the second", "of both"))]
+    for row in (0, 1):
+        example, other = trainer.train_dataset[row], trainer.train_dataset[row ^ 1]
+        assert example["mirrored"] == (other["prompt"], other["presented"].best)
+        in_each = []
+        for each in (example, other):
+            queries = [query(trainer, each["index"], rubric, each["presented"].best) for rubric in rubrics]
+            in_each.append(trainer._gain_scorer.score(queries))
+        queries = [
+            replace(query(trainer, row, rubric, example["presented"].best), mirrored=example["mirrored"])
+            for rubric in rubrics
+        ]
+        found = trainer._gain_scorer.score(queries)
+        for pair, *pairs in zip(found, *in_each, strict=True):
+            assert pair == pytest.approx(min(pairs, key=lambda each: each[0] - each[1]), abs=1e-5)
 
 
 def test_the_last_forced_token_is_the_label(tmp_path: Path) -> None:

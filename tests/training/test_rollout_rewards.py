@@ -8,6 +8,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def _score(
     logged: dict[str, float] = {}
     presented = presented or [shuffle_responses(ITEM)] * len(completions)
     examples = [
-        Example(index=0, presented=item, source="mine", prompt=[{"role": "user", "content": "Which?"}])
+        Example(index=0, presented=item, source="mine", prompt=[{"role": "user", "content": "Which?"}], mirrored=None)
         for item in presented
     ]
     found = rewards.score(completions, examples, 3, logged.__setitem__, score_gains)
@@ -101,6 +102,16 @@ def test_share_of_verdicts_per_label_is_logged(make: Make) -> None:
     assert [logged[f"position/{label}"] for label in "ABCD"] == [0.75, 0.0, 0.25, 0.0]
     assert "position/E" not in logged
     assert "consistent_accuracy" not in logged
+
+
+def test_share_of_analyses_that_recur_across_questions_is_logged(make: Make) -> None:
+    presented = shuffle_responses(ITEM)
+    other = replace(presented, prompt="Another question?")
+    texts = [_ids(write(RUBRIC, said, 0)) for said in ("A: fits.", "A fits!", "A: fits.", "B: fits.")]
+    _, logged = _score(make(), texts, [presented, other, presented, other])
+    assert logged["recurring_analysis"] == 0.75
+    _, logged = _score(make(), texts)  # of one question
+    assert logged["recurring_analysis"] == 0.0
 
 
 def test_degenerate_share_of_the_reward_is_logged(make: Make) -> None:

@@ -6,10 +6,9 @@ satisfied. What leads to good rubrics is `criteria_gain`.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache
+from functools import cache
 
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
@@ -20,21 +19,6 @@ from think_as_locals.types import LABELS, DataError, Item, Judgement, Rubric
 _GRAM = 3  # letters: suits scripts with and without spaces between words
 _OVERLAP = 0.5  # share of trigrams in an earlier criterion from which a criterion repeats it
 _OPENING, _CLOSING = "<rubric>", "</rubric>"
-_SPELLED = {  # names of letters in English, and in the spelling alphabet
-    **dict.fromkeys(("ay", "alpha", "alfa"), "A"),
-    **dict.fromkeys(("bee", "bravo"), "B"),
-    **dict.fromkeys(("cee", "charlie"), "C"),
-    **dict.fromkeys(("dee", "delta"), "D"),
-    **dict.fromkeys(("ee", "echo"), "E"),
-    **dict.fromkeys(("ef", "eff", "foxtrot"), "F"),
-    **dict.fromkeys(("gee", "golf"), "G"),
-    **dict.fromkeys(("aitch", "haitch", "hotel"), "H"),
-}
-_LATIN_NAME = re.compile(r"(?:LATIN|INDICATOR|MODIFIER).* LETTER (?:SMALL |CAPITAL )*([A-Z])(?: WITH .*)?$")
-_ONE_LETTER_WORDS = "aàáâãeéèêавсηή"  # that look like labels: in English, Romance and Slavic languages, Greek
-_RESPONSE = re.compile(r"\b(?:candidate|choice|option|reply|response)\s+$", re.IGNORECASE)
-_NAME = 40  # characters before a label that are searched for it
-_APOSTROPHES = ("'", "’", "ʼ")
 _SCRIPTS = {  # prefixes of Unicode names of letters, if not the English name of the script
     "Hans": ("CJK", "IDEOGRAPHIC"),
     "Hant": ("CJK", "IDEOGRAPHIC"),
@@ -48,11 +32,9 @@ _SCRIPTS = {  # prefixes of Unicode names of letters, if not the English name of
 def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
     """Return the part of a completion that `criteria_gain` may score: from its beginning through `</rubric>`.
 
-    It ends before the first line that names a response, so that no rubric raises the probability of a verdict by naming
-    it. Such a line contains a tag of the grammar, or one of the labels as a word of its own: in either case (also the
-    article "A"), with digits or marks, as a look-alike letter of any script, doubled, or spelled out in English. Words
-    of one letter do not count if another word follows ("a bow", Russian "В Таиланде"), except after "option" and the
-    like ("option a wins"). Other references ("the second one", a code of the policy's own) are not detected.
+    It ends before the first line that names a response: that contains a tag of the grammar, or a label as a word of its
+    own (also the article "A"). Other names (a lower-case letter, "the second one", a code of the policy's own) are not
+    detected; with `reward.both_orders` they earn nothing, as the gain is the smaller one of both orders.
 
     Returns `None` if there is no parsed rubric, text before it, or a response named in the first criterion.
     """
@@ -135,62 +117,16 @@ def check_languages(items: Iterable[Item]) -> None:
 
 
 def _names_response(line: str, labels: str) -> bool:
-    if any(f"{name}>" in line.casefold() for name in SECTIONS):
+    # One by one, as long runs of combining marks take quadratic time.
+    text = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in line)
+    if any(f"{name}>" in text.casefold() for name in SECTIONS):
         return True
-    for word in re.findall(r"\w+", line.casefold()):
-        doubled = len(word) > 1 and len(set(word)) == 1
-        if (word[0] if doubled else _SPELLED.get(word, " ")).upper() in labels:
-            return True
-    return any(_names_label(line, index, labels) for index in range(len(line)))
+    return any(character in labels and _stands_alone(text, index) for index, character in enumerate(text))
 
 
-def _names_label(line: str, index: int, labels: str) -> bool:
-    """Return whether a character is a label, rather than a word or a part of one."""
-    character = line[index]
-    letter = _latin(character)
-    if not letter or letter.upper() not in labels:
-        return False
-    before, after = index - 1, index + 1
-    while before >= 0 and line[before].isdigit():
-        before -= 1
-    while after < len(line) and (line[after].isdigit() or unicodedata.category(line[after])[0] == "M"):
-        after += 1
-    left, rest = line[before] if before >= 0 else " ", line[after:][:3]
-    if _joins(rest[:1] or " ") or (_joins(left) and not (left.islower() and letter.isupper())):  # "responseB" is one
-        return False
-    if letter.islower() and (left in _APOSTROPHES or (rest[:1] in _APOSTROPHES and rest[1:2].isalpha())):
-        return rest[1:2] == "s" and not rest[2:].isalpha()  # French "d'un", English "I'd"; but "b's"
-    is_word = character.lower() in _ONE_LETTER_WORDS and rest[:1].isspace() and rest[1:2].isalpha()
-    is_word = is_word and not _RESPONSE.search(line[max(0, before + 1 - _NAME) : before + 1])
-    begins = line[: before + 1].rstrip()[-1:] in ("", *"|.!?…")
-    return not (is_word and (letter.islower() or (begins and not character.isascii())))
-
-
-@lru_cache(4096)
-def _latin(character: str) -> str:
-    """Return the Latin letter that a character is, contains or looks like; empty if there is none."""
-    if character.isascii():
-        return character if character.isalpha() else ""
-    if found := _lookalikes().get(character):
-        return found
-    plain = [c for c in unicodedata.normalize("NFKD", character) if c.isascii() and c.isalpha()]
-    if len(plain) == 1:
-        return plain[0]
-    named = _LATIN_NAME.search(unicodedata.name(character, ""))
-    return named[1] if named else ""
-
-
-@cache
-def _lookalikes() -> dict[str, str]:
-    """Return the characters that Unicode lists as confusable with a label, in either case."""
-    from confusable_homoglyphs.confusables import is_confusable  # loads its table
-
-    found: dict[str, str] = {}
-    for shape in (*LABELS.lower(), *LABELS):
-        for entry in is_confusable(shape, greedy=True) or ():
-            for other in (homoglyph["c"] for homoglyph in entry["homoglyphs"] if len(homoglyph["c"]) == 1):
-                found |= {other.lower(): shape.lower(), other: shape} if shape.isupper() else {other: shape}
-    return found
+def _stands_alone(text: str, index: int) -> bool:
+    """Return whether a letter is a word of its own."""
+    return not any(map(_joins, text[max(0, index - 1) : index] + text[index + 1 : index + 2]))
 
 
 def _joins(neighbour: str) -> bool:
@@ -203,8 +139,7 @@ def _remarks(analysis: str, num_responses: int) -> list[str]:
     remarks = dict.fromkeys(LABELS[:num_responses], "")
     current, start = "", 0
     for index, character in enumerate(analysis):
-        around = analysis[max(0, index - 1) : index] + analysis[index + 1 : index + 2]
-        if character in remarks and not any(map(_joins, around)):
+        if character in remarks and _stands_alone(analysis, index):
             text = analysis[start:index]
             if not current or any(c.isalpha() for c in text):  # else an article directly after a label: "B: A bow"
                 remarks |= {current: f"{remarks[current]} {text}"} if current else {}

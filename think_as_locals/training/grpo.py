@@ -335,12 +335,20 @@ class PromptDataset(LazyDataset):
         numbers = [divmod(index, len(self._orders)) for index in indices]
         self._chat.check_texts(self._items[number] for number, _ in numbers if number not in self._checked)
         presented = [shuffle_responses(self._items[number], self._seed, self._orders[turn]) for number, turn in numbers]
+        mirrored: list[tuple[Messages, int] | None] = [None] * len(numbers)
+        if len(self._orders) > 1:
+            others = [shuffle_responses(self._items[n], self._seed, not self._orders[turn]) for n, turn in numbers]
+            mirrored = [(self._prompt(other), other.best) for other in others]
         return {
             "index": indices,
             "presented": presented,
             "source": [self._sources[number] for number, _ in numbers],
-            "prompt": [self._chat.turns(render_presented(p, p.responses, **self._settings)) for p in presented],
+            "prompt": list(map(self._prompt, presented)),
+            "mirrored": mirrored,
         }
+
+    def _prompt(self, presented: Item) -> Messages:
+        return self._chat.turns(render_presented(presented, presented.responses, **self._settings))
 
 
 def trl_arguments(config: TrainingConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
