@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reward_models.tiny import a_tokenizer, an_item, write_model
 from torch.utils.data import BatchSampler
 from training.small_grpo import TINY, chance, settings, tiny_trainer
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, Qwen3ForCausalLM
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.checks import load_recipe
@@ -195,3 +195,20 @@ def test_prompt_without_room_for_a_completion_is_named(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, "rollout=transformers")
     with pytest.raises(DataError, match=r"a prompt of 2045 tokens and .* exceed the model's 2048 positions"):
         trainer._generate_single_turn([[5] * 2045], None, {}, 4)
+
+
+def test_soft_caps_of_attention_are_trained_with_though_sdpa_drops_them(tmp_path: Path) -> None:
+    vocabulary = len(tiny_trainer(tmp_path).processing_class)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    more = {"num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 16, "initializer_range": 1.0}
+    config = Gemma2Config(vocab_size=vocabulary, attn_logit_softcapping=1.0, **sizes, **more)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    trainer, ids = tiny_trainer(tmp_path), torch.arange(5, 25)[None]
+    found = trainer.model(input_ids=ids).logits
+    eager, sdpa = (
+        Gemma2ForCausalLM.from_pretrained(tmp_path / "model", attn_implementation=kernel)(input_ids=ids).logits
+        for kernel in ("eager", "sdpa")
+    )
+    assert trainer.unshared_reason is None
+    torch.testing.assert_close(found, eager, atol=1e-4, rtol=1e-4)
+    assert (sdpa - eager).abs().max() > 0.1

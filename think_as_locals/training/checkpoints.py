@@ -39,7 +39,7 @@ from transformers.integrations import deepspeed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
-from think_as_locals.engines.transformers_engine import require_embeddings
+from think_as_locals.engines.transformers_engine import attention, require_embeddings
 from think_as_locals.runtime.files import check_writable, explain, file_fault, flush, write_json, write_text
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.processes import STOP_SIGNALS, end_at_next, on_signals
@@ -211,7 +211,10 @@ class CheckpointedTrainer(Trainer):
     _total_train_tokens: int  # TRL's own
 
     def __init__(self, *, checkpoints: Checkpoints, **settings: Any) -> None:
+        loading = settings["args"].model_init_kwargs or {}
         with reading_model(str(settings["model"])):
+            if loading.get("attn_implementation") == "sdpa":
+                loading |= attention(str(settings["model"]), loading.get("revision"))
             super().__init__(**settings)
         require_embeddings(str(settings["model"]), self.accelerator.unwrap_model(self.model), self.processing_class)
         check_adapted_layers(self.model)
