@@ -36,7 +36,7 @@ endif
 
 newest:  ## Install the newest versions that resolve into a .venv of their own, and run the fast tests with them
 	$(PYTHON) -m venv --clear .venv/newest
-	.venv/newest/bin/pip install --quiet --upgrade --upgrade-strategy eager --editable ".[train,serve,deepspeed,dev]"
+	.venv/newest/bin/pip install --quiet --editable ".[train,serve,deepspeed,dev]"
 	.venv/newest/bin/pip list
 	.venv/newest/bin/pytest -m "not slow" $(ARGS)
 

@@ -255,12 +255,11 @@ class _State:
     def update_conv_state(
         self, inputs: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0, **_: Any
     ) -> Tensor:
-        whole = inputs
         if state_idx in self.conv_states:
-            whole = torch.cat([self.conv_states[state_idx], inputs], dim=-1)
-        kept = whole[..., -conv_kernel_size:]
+            return torch.cat([self.conv_states[state_idx], inputs], dim=-1)
+        kept = inputs[..., -conv_kernel_size:]
         self.conv_states[state_idx] = kept.expand(self._rows, *kept.shape[1:])
-        return whole
+        return inputs
 
     def update_recurrent_state(self, state: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
         self.recurrent_states[state_idx] = state.expand(self._rows, *state.shape[1:])

@@ -141,7 +141,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             total = total + loss.detach()
         state._set_sync_gradients(syncs)
         part, weight = last
-        loss = super().compute_loss(model, part, return_outputs, num_items_in_batch)
+        loss: Tensor = super().compute_loss(model, part, return_outputs, num_items_in_batch)
         return weight * loss + total.to(loss.device) if first else loss
 
     def _most(self, count: int) -> int:
@@ -225,10 +225,12 @@ class SharedPrefixTrainer(GRPOTrainer):
                     _, others = self._packed_log_probs(model, input_ids, attention_mask, logits_to_keep, rest)
             chunks, parts = [], [slice(i, i + size) for i in range(0, len(input_ids), size)]
             if self._max_tokens is not None and not torch.is_grad_enabled():
-                masks = attention_mask.split([input_ids.shape[1] - logits_to_keep, logits_to_keep], dim=1)
-                whole = dict(zip(("prompt_mask", "completion_mask"), masks, strict=True))
-                prompts = {"prompt_ids": input_ids[:, :-logits_to_keep]}
-                parts = passes(prompts | whole, self._max_tokens, self._most)
+                whole = {
+                    "prompt_ids": input_ids[:, :-logits_to_keep],
+                    "prompt_mask": attention_mask[:, :-logits_to_keep],
+                    "completion_mask": attention_mask[:, -logits_to_keep:],
+                }
+                parts = passes(whole, self._max_tokens, self._most)
             for part in parts:
                 rows = (input_ids[part], attention_mask[part], logits_to_keep)
                 chunks.append(self._packed_log_probs(model, *rows, wanted[part]))
