@@ -129,20 +129,26 @@ class SharedPrefixTrainer(GRPOTrainer):
         # The entropy bonus is a mean over the tokens of a micro-batch, whatever the loss is.
         if self._max_tokens is not None and self.model.training and not self._entropy_bonus_enabled:
             parts = passes(inputs, self._max_tokens, self._most)
-        *first, last = [self._part(inputs, rows) for rows in parts]
-        state, syncs, total = self.accelerator.gradient_state, self.accelerator.sync_gradients, torch.zeros(())
+        losses = [torch.zeros((), device=self.accelerator.device)]
+        for number, rows in enumerate(parts, 1):
+            part, weight = self._part(inputs, rows) if len(parts) > 1 else (inputs, 1.0)
+            with nullcontext() if number == len(parts) else self._no_sync(model):
+                losses.append(weight * super().compute_loss(model, part, return_outputs, num_items_in_batch))
+                if number < len(parts):
+                    deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+                    self.accelerator.backward(losses[-1], **{"scale_wrt_gas": False} if deepspeed else {})
+                    losses[-1] = losses[-1].detach()
+        return torch.stack(losses).sum()
+
+    @contextmanager
+    def _no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Add gradients up without sending them to other ranks, as Trainer does between micro-batches."""
+        state, syncs = self.accelerator.gradient_state, self.accelerator.sync_gradients
+        state._set_sync_gradients(False)
         on_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        options = {"scale_wrt_gas": False} if on_deepspeed else {}
-        for part, weight in first:
-            state._set_sync_gradients(False)
-            with nullcontext() if on_deepspeed else self.accelerator.no_sync(model):
-                loss = weight * super().compute_loss(model, part, return_outputs, num_items_in_batch)
-                self.accelerator.backward(loss, **options)
-            total = total + loss.detach()
+        with nullcontext() if on_deepspeed else self.accelerator.no_sync(model):
+            yield
         state._set_sync_gradients(syncs)
-        part, weight = last
-        loss: Tensor = super().compute_loss(model, part, return_outputs, num_items_in_batch)
-        return weight * loss + total.to(loss.device) if first else loss
 
     def _most(self, count: int) -> int:
         """Return the largest count of all ranks."""
