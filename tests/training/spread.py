@@ -53,11 +53,12 @@ STEPS = [
     "grpo.gradient_checkpointing=true",
 ]
 LORA = ["lora=rank16", "lora.r=4"]
+ROW_BY_ROW = ["grpo.max_tokens_per_micro_batch=1"]
 WAYS: dict[str, tuple[str | None, list[str]]] = {  # stage of ZeRO, and overrides
-    "ddp": (None, []),
-    "zero2": ("2", []),
+    "ddp": (None, ROW_BY_ROW),
+    "zero2": ("2", ROW_BY_ROW),
     "lora_zero2": ("2", LORA),
-    "zero3": ("3", []),
+    "zero3": ("3", ROW_BY_ROW),
     "lora_zero3": ("3", LORA),
 }
 STOPPED = ("lora_zero2", "zero3")
