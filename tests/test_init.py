@@ -108,35 +108,6 @@ def test_init_chooses_the_data_source_from_the_columns(
     assert load_recipe("ab/judge.yaml").data.source == "rows"
 
 
-USER_TURN = [{"role": "user", "content": "How do people greet an elder?"}]
-ASSISTANT_TURNS = [{"role": "assistant", "content": text} for text in ("With a wai.", "With a bow.")]
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": USER_TURN, "chosen": ASSISTANT_TURNS[:1], "rejected": ASSISTANT_TURNS[1:]},
-        {"chosen": [*USER_TURN, ASSISTANT_TURNS[0]], "rejected": [*USER_TURN, ASSISTANT_TURNS[1]]},
-    ],
-    ids=["explicit prompt", "implicit prompt"],
-)
-def test_init_reads_trl_conversations_as_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, row: dict[str, Any], suffix: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path(f"trl{suffix}"), [row])
-    done = tal("init", "mine", "--from", f"trl{suffix}")
-    assert done.status == 0, done.err
-    data = load_recipe("mine/judge.yaml").data
-    (item,) = read(data, 0)
-    assert (data.source, item.prompt, item.responses) == (
-        "rows",
-        USER_TURN[0]["content"],
-        ("With a wai.", "With a bow."),
-    )
-
-
 def test_file_name_with_interpolation_syntax_is_taken_literally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
 ) -> None:
@@ -188,7 +159,6 @@ def test_init_rejects_unusable_rows_and_creates_nothing(
         (["there"], "there already exists"),
         (["a/b"], "the folder a does not exist"),
         (["new", "--from", "no.csv"], "no.csv: no such file"),
-        (["new", "--from", "two\nlines.csv"], "its name has unprintable characters, which a recipe cannot hold"),
     ],
 )
 def test_failed_init_leaves_existing_files_untouched(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
+from pydantic import StrictInt
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import DemonstrationConfig
+from think_as_locals.data.fields import RowModel, Text
 from think_as_locals.data.load import describe_items, load_side
-from think_as_locals.data.rows import Outcome, Row, read_rows, valid_items
+from think_as_locals.data.rows import Fault, Outcome, Row, check_rows, read_rows
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import query_with_journal
@@ -30,7 +33,7 @@ from think_as_locals.reward_models.reward_model import Answer, Request, is_unans
 from think_as_locals.runtime.files import read_json, write_json, write_rows
 from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import LABELS, DataError, Demonstration, Item, is_text
+from think_as_locals.types import LABELS, DataError, Demonstration, Item
 
 _OUTCOMES = ("right", "wrong", "out_of_format", "too_long")
 
@@ -63,7 +66,9 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)
     if not folder.demonstrations.is_file():
         with load_judge(config.teacher, config.seed) as teacher, progress_bar(console) as bar:
-            rows = [row for spec in tries(config) for row in query_teacher(config, teacher, spec, tally, folder, bar)]
+            # Those with the hint come last, for items that no other try judged right.
+            specs = product((False, True) if config.hint else (False,), range(1, config.tries + 1))
+            rows = [row for spec in specs for row in query_teacher(config, teacher, *spec, tally, folder, bar)]
         summary = tally.summary()
         write_json(folder.yields, summary)
         if not rows:
@@ -78,49 +83,31 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
     print(f"demonstrations  {folder.demonstrations}")
 
 
-@dataclass(frozen=True, slots=True)
-class TrySpec:
-    """A try: its number, counted from 1, its seed, and whether the prompt contains the best response."""
-
-    number: int
-    seed: int
-    hint: bool
-
-    @property
-    def name(self) -> str:
-        return f"try-{self.number}{'-hint' if self.hint else ''}"
-
-
-def tries(config: DemonstrationConfig) -> Iterator[TrySpec]:
-    """Yield the tries; those with the hint come last, for items that no other try judged right."""
-    for hinted in (False, True) if config.hint else (False,):
-        for number in range(1, config.tries + 1):
-            yield TrySpec(number, random.Random(f"{config.seed}-{number}-{hinted}").randrange(2**31), hinted)
-
-
 def query_teacher(
-    config: DemonstrationConfig, teacher: Judge, spec: TrySpec, tally: YieldCounter, folder: RunFolder, bar: Progress
+    config: DemonstrationConfig,
+    teacher: Judge,
+    hinted: bool,
+    number: int,
+    tally: YieldCounter,
+    folder: RunFolder,
+    bar: Progress,
 ) -> list[dict[str, Any]]:
     """Ask about the remaining items; return a row for each right completion (with `both_orders`, of both or none)."""
-    left, rows = tally.left(), defaultdict[str, list[dict[str, Any]]](list)
+    left, rows, name = tally.left(), defaultdict[str, list[dict[str, Any]]](list), f"try-{number}{'-hint' * hinted}"
     teacher.engine.check_texts(left)
-    drawn: dict[str, Any] = {"temperature": config.temperature, "seed": spec.seed}
+    seed = random.Random(f"{config.seed}-{number}-{hinted}").randrange(2**31)
+    drawn: dict[str, Any] = {"temperature": config.temperature, "seed": seed}
     sampling = Sampling(max_completion_length=teacher.settings.max_completion_length, **drawn)
-    conversation = partial(_conversation, teacher, with_hint=spec.hint)
+    conversation = partial(_conversation, teacher, with_hint=hinted)
     sampler = Sampler(teacher.engine, sampling, teacher.chunk_size, conversation, teacher.sort_key)
-    path, identity = folder.journal(spec.name), {"teacher": teacher.identity, **drawn, "hint": spec.hint}
-    provenance = {
-        "teacher": config.teacher.name,
-        "settings": teacher.identity,
-        "try": spec.number,
-        **drawn,
-        "hint": spec.hint,
-    }
+    path, made = folder.journal(name), {**drawn, "hint": hinted}
+    identity = {"teacher": teacher.identity, **made}
+    provenance = {"teacher": config.teacher.name, "settings": teacher.identity, "try": number, **made}
     for reverse in (False, True) if config.both_orders else (False,):
         requests = [request for item in left for request in teacher.requests(item)]  # one for each, as it is listwise
         if reverse:
             requests = [replace(request, order=request.order[::-1]) for request in requests]
-        advance_bar = advance(bar, f"{spec.name}{', reversed' if reverse else ''}")
+        advance_bar = advance(bar, f"{name}{', reversed' if reverse else ''}")
         answers = query_with_journal(sampler, path, identity, requests, advance_bar, too_long="wrong")
         left = []
         for request, answer in zip(requests, answers, strict=True):
@@ -130,7 +117,7 @@ def query_teacher(
                 found = {"order": list(request.order), "completion": answer["text"]}
                 rows[request.item.id].append({"item": asdict(request.item), **found, **provenance})
                 left.append(request.item)
-    tally.keep(left, "hinted" if spec.hint else None)
+    tally.keep(left, "hinted" if hinted else None)
     return [row for item in left for row in rows[item.id]]
 
 
@@ -160,31 +147,40 @@ def table(summary: Mapping[str, Any]) -> DataFrame:
     return yield_table("culture", "items demonstrated, %", parts, counted)
 
 
+class DemonstrationRow(RowModel):
+    """A row as it is in the file; other keys say how it was made."""
+
+    item: Any  # with the fields of `Item`
+    order: tuple[StrictInt, ...]
+    completion: Text
+
+
 def read_demonstrations(path: str, format_: Format) -> tuple[Demonstration, ...]:
     """Read demonstrations from a JSONL file of rows with `item`, `order` and `completion`; other keys are ignored.
 
-    A DataError names a row whose completion is not in the format that it is to teach, or not right.
+    A DataError names rows whose completion is not in the format that it is to teach, or not right.
     """
-    return tuple(_demonstration(row, format_) for row in read_rows(str(Path(path).expanduser())))
+    found = list[Demonstration]()
 
+    def read(row: Row) -> Iterator[Fault]:
+        fields = DemonstrationRow.model_validate(row.value)
+        items = Outcome.of(row._replace(value=fields.item), jsonl.items)
+        if not items.imported:
+            yield from items.faults
+            return
+        (item,), order = items.items, fields.order
+        if sorted(order) != [*range(len(item.responses))]:
+            yield Fault("order", f"order: expected each index of {len(item.responses)} responses once, got {order}")
+            return
+        judgement, right = format_.read(fields.completion, len(order), "stop"), order.index(item.best)
+        if judgement.issues:
+            broken = f"breaks the format that it is to teach: {', '.join(judgement.issues)}"
+            yield Fault("format", f"the completion {broken}; leave it out, or choose the prompt it was written for")
+        elif judgement.verdict != right:
+            labels = f"{LABELS[judgement.verdict or 0]}, but {LABELS[right]}"
+            yield Fault("wrong", f"the completion chooses {labels} is the best: leave it out")
+        else:
+            found.append(Demonstration(item, order, fields.completion))
 
-def _demonstration(row: Row, format_: Format) -> Demonstration:
-    if row.fault or not isinstance(row.value, Mapping):
-        got = row.fault.detail if row.fault else f"got {type(row.value).__name__}"
-        expected = "a demonstration: item (an object with the fields of Item), order, completion"
-        raise DataError(f"{row.place}: {got}; expected {expected}")
-    (item,) = valid_items([Outcome.of(row._replace(value=row.value.get("item")), jsonl.items)])
-    order, completion = row.value.get("order"), row.value.get("completion")
-    indices = list(range(len(item.responses)))
-    if not isinstance(order, list) or any(type(index) is not int for index in order) or sorted(order) != indices:
-        raise DataError(f"{row.place}: order must have each of {indices} once, got {order!r}")
-    if not is_text(completion):
-        raise DataError(f"{row.place}: completion must be a non-blank string, got {completion!r}")
-    judgement = format_.read(str(completion), len(order), "stop")
-    if judgement.issues:
-        broken = f"breaks the format that it is to teach: {', '.join(judgement.issues)}"
-        raise DataError(f"{row.place}: the completion {broken}; leave it out, or choose the prompt it was written for")
-    if judgement.verdict != order.index(item.best):
-        labels = [LABELS[i] for i in (judgement.verdict or 0, order.index(item.best))]
-        raise DataError(f"{row.place}: the completion chooses {labels[0]}, but {labels[1]} is the best: leave it out")
-    return Demonstration(item, tuple(order), str(completion))
+    check_rows(Outcome.of(row, read) for row in read_rows(str(Path(path).expanduser())))
+    return tuple(found)

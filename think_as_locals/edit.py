@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +14,15 @@ from pandas import DataFrame
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import EditConfig
-from think_as_locals.data import edit_rules
+from think_as_locals.data.edit_rules import (
+    EDIT_RULES,
+    broken_rules,
+    prompt_text,
+    read_answer,
+    request_text,
+    skip_reason,
+    target_language,
+)
 from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import language_tag
 from think_as_locals.data.load import describe_items, load_side
@@ -57,8 +65,8 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
         engine, identity, chunk_size = load_policy(config.editor)
         with closing(engine), progress_bar(console) as bar:
             for probe in config.probes:
-                editing = Editing(config, probe, engine, identity, chunk_size, folder, bar)
-                of_probe, found[probe] = editing.run(items)
+                editor = Editor(config, probe, engine, identity, chunk_size)
+                of_probe, found[probe] = editor.edit(items, folder, bar)
                 rows += of_probe
         write_json(folder.yields, {"n_items": len(items), "probes": found})
         if not rows:
@@ -72,81 +80,75 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Editing:
-    """The edits of all items for one probe."""
+class Editor:
+    """A chat model that edits items for one probe."""
 
     config: EditConfig
     probe: Edit
     engine: Engine
     identity: Mapping[str, Any]
     chunk_size: int | None
-    folder: RunFolder
-    bar: Progress
 
-    def run(self, items: Sequence[Item]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def edit(
+        self, items: Sequence[Item], folder: RunFolder, bar: Progress
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return a row for each edit that keeps the rules, in the order of the items, and the counts."""
-        language = str(language_tag(self.config.language))
-        reasons = {item.id: edit_rules.skip_reason(self.probe, item, language) for item in items}
+        config, rows = self.config, list[dict[str, Any]]()
+        reasons = {item.id: skip_reason(self.probe, item, str(language_tag(config.language))) for item in items}
         tally = YieldCounter([item for item in items if reasons[item.id] is None], ("kept", "rejected"))
-        rows = [row for number in range(1, self.config.tries + 1) for row in self._try(number, tally)]
+        prompt = hashlib.sha256(prompt_text(self.probe).encode()).hexdigest()[:16]
+        limits = {"language": config.language, "max_completion_length": config.max_completion_length}
+        for number in range(1, config.tries + 1):
+            if not (left := tally.left()):
+                break
+            seed = random.Random(f"{config.seed}-{self.probe}-{number}").randrange(2**31)
+            drawn: dict[str, Any] = {"temperature": config.temperature, "seed": seed}
+            sampling = Sampling(max_completion_length=config.max_completion_length, **drawn)
+            sampler = Sampler(self.engine, sampling, self.chunk_size, self._conversation, lambda r: r.item.prompt)
+            made = {"editor": dict(self.identity), "prompt": prompt, **drawn}
+            path, requests = folder.journal(f"{self.probe}-try-{number}"), [Request(item, ()) for item in left]
+            shown = advance(bar, f"{self.probe}, try {number}")
+            answers = query_with_journal(sampler, path, {**made, **limits}, requests, shown, too_long="wrong")
+            for item, answer in zip(left, answers, strict=True):
+                edited, broken = self._read(item, answer)
+                tally.add(item, "rejected" if broken else "kept", broken)
+                if not broken:
+                    tally.keep([item])
+                    provenance = {**made, "try": number}
+                    rows.append({"item": asdict(item), "probe": self.probe, **edited, "provenance": provenance})
         rows.sort(key=lambda row: tally.index(row["item"]["id"]))
-        return rows, {**tally.summary(), "not_asked": Counter(reason for reason in reasons.values() if reason)}
+        return rows, {**tally.summary(), "not_asked": Counter(filter(None, reasons.values()))}
 
     def _target(self, item: Item) -> str | None:
-        language = str(language_tag(self.config.language))
-        return edit_rules.target_language(item, language) if self.probe == "CL" else None
-
-    def _try(self, number: int, tally: YieldCounter) -> Iterator[dict[str, Any]]:
-        """Ask about the remaining items, and yield a row for each edit that keeps the rules."""
-        left, config = tally.left(), self.config
-        if not left:
-            return
-        seed = random.Random(f"{config.seed}-{self.probe}-{number}").randrange(2**31)
-        drawn: dict[str, Any] = {"temperature": config.temperature, "seed": seed}
-        sampling = Sampling(max_completion_length=config.max_completion_length, **drawn)
-        sampler = Sampler(self.engine, sampling, self.chunk_size, self._conversation, lambda r: r.item.prompt)
-        prompt = hashlib.sha256(edit_rules.prompt_text(self.probe).encode()).hexdigest()[:16]
-        made = {"editor": dict(self.identity), "prompt": prompt, **drawn}
-        identity = {**made, "language": config.language, "max_completion_length": config.max_completion_length}
-        path = self.folder.journal(f"{self.probe}-try-{number}")
-        shown = advance(self.bar, f"{self.probe}, try {number}")
-        requests = [Request(item, ()) for item in left]
-        answers = query_with_journal(sampler, path, identity, requests, shown, too_long="wrong")
-        for item, answer in zip(left, answers, strict=True):
-            after, broken = self._read(item, answer)
-            tally.add(item, "rejected" if broken else "kept", broken)
-            if after is not None and not broken:
-                tally.keep([item])
-                yield self._row(item, after, {**made, "try": number})
+        """Return the language into which CL puts the responses."""
+        return target_language(item, str(language_tag(self.config.language))) if self.probe == "CL" else None
 
     def _conversation(self, request: Request) -> Messages:
         item = request.item
         language = language_name(self._target(item) or item.language)
-        text = edit_rules.request_text(self.probe, item, culture_name(item.culture), language)
+        text = request_text(self.probe, item, culture_name(item.culture), language)
         return [{"role": "user", "content": break_tokens(text, self.engine.special_tokens)}]
 
-    def _read(self, item: Item, answer: Answer) -> tuple[edit_rules.Texts | None, list[str]]:
-        """Return the edit in an answer, if it can be read, and the rules that it breaks."""
+    def _read(self, item: Item, answer: Answer) -> tuple[dict[str, Any], list[str]]:
+        """Return the edited fields in an answer, as `eval.probes` reads them, and the rules that it breaks."""
         if is_unanswered(answer):
-            return None, list(answer)
+            return {}, list(answer)
         if not is_stop(answer["finish_reason"]):
-            return None, ["complete"]
-        after = edit_rules.read_answer(self.probe, item, answer["text"])
-        return after, edit_rules.broken_rules(self.probe, item, after, self._target(item)) if after else ["format"]
-
-    def _row(self, item: Item, after: edit_rules.Texts, provenance: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an edit as `eval.probes` reads it: the item, and its edited fields."""
-        prompt = {"prompt": after.prompt} if after.prompt != item.prompt else {}
-        responses = {"responses": list(after.responses)} if after.responses != item.responses else {}
-        language = {"language": self._target(item)} if self.probe == "CL" else {}
-        edited = {**prompt, **responses, **language}
-        return {"item": asdict(item), "probe": self.probe, **edited, "provenance": dict(provenance)}
+            return {}, ["complete"]
+        if (after := read_answer(self.probe, item, answer["text"])) is None:
+            return {}, ["format"]
+        edited: dict[str, Any] = {"prompt": after.prompt} if after.prompt != item.prompt else {}
+        if after.responses != item.responses:
+            edited["responses"] = list(after.responses)
+        if target := self._target(item):
+            edited["language"] = target
+        return edited, broken_rules(self.probe, item, after, target)
 
 
 def tables(probes: Mapping[str, Any]) -> list[DataFrame]:
     """Return tables of the yields, of the rules that answers break, and of the items without a request."""
     limits = {TOO_LONG: "the item is not too long for the editor", REFUSED: "the editor's server takes the item"}
-    names = {**edit_rules.EDIT_RULES, **limits}
+    names = {**EDIT_RULES, **limits}
     counted = {"completions": "completions", "kept": "kept", "rejected": "rejected"}
     found = [yield_table("probe", "items edited, % of those asked about", probes, counted)]
     for title, key in (("rule that answers break", "broken"), ("items not asked about", "not_asked")):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from data.sections import data_section
+from data.sources.test_blend import a_folder, a_row, change
 from items import make_item
 
 from think_as_locals.data import cards as culture_cards
@@ -29,15 +29,9 @@ REGIONS = {  # region -> its prompt and its answer
 @pytest.fixture
 def blend_items(tmp_path: Path) -> list[Item]:
     """Items of a small folder like BLEnD's: six regions whose answers exclude one another."""
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "questions").mkdir()
+    a_folder(tmp_path, {"Al-en-01": {region: {answer: 4} for region, (_, answer) in REGIONS.items()}})
     for region, (question, answer) in REGIONS.items():
-        votes = [{"answers": [answer], "en_answers": [answer], "count": 4}]
-        english = f"What do people eat for breakfast in {region}?"
-        row = {"question": question, "en_question": english, "annotations": votes, "idks": {}}
-        text = json.dumps({"Al-en-01": row}, ensure_ascii=False)
-        (tmp_path / "annotations" / f"{region}_data.json").write_text(text, encoding="utf-8")
-    (tmp_path / "questions" / "UK_questions.csv").write_text("ID,Topic\nAl-en-01,Food\n", encoding="utf-8")
+        change(tmp_path, region, **{"Al-en-01": a_row(region, {answer: 4}, question=question)})
     data = data_section(source="blend", path=str(tmp_path), languages=["en", "own"], sets_per_group=None)
     return list(blend.read(data, 0))
 

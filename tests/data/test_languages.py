@@ -60,14 +60,9 @@ def test_similar_country_corrects_typos_but_not_region_names(name: str, meant: s
     assert similar_country(name) == meant
 
 
-@pytest.mark.parametrize(("name", "tag"), TAGS.items())
-def test_language_tag_is_bcp_47_or_none(name: str, tag: str | None) -> None:
-    assert language_tag(name) == tag
-
-
-@pytest.mark.parametrize(("name", "code"), CODES.items())
-def test_culture_code_is_iso_3166_or_none(name: str, code: str | None) -> None:
-    assert culture_code(name) == code
+def test_language_tag_is_bcp_47_and_culture_code_iso_3166_or_none() -> None:
+    assert {name: language_tag(name) for name in TAGS} == TAGS
+    assert {name: culture_code(name) for name in CODES} == CODES
 
 
 @pytest.mark.parametrize(
@@ -117,12 +112,6 @@ def test_card_texts_are_not_detected_as_another_language() -> None:
     texts = [(text, language) for card in cards() for fact in card.facts.values() for language, text in fact.items()]
     texts += [(text.replace("{place}", ""), language) for card in cards() for language, text in card.question.items()]
     assert [pair for pair in texts if other_language(*pair)] == []
-
-
-def test_card_questions_are_told_from_other_languages() -> None:
-    questions = [(tag, text.replace("{place}", "")) for card in cards() for tag, text in card.question.items()]
-    found = [other_language(text, named) is not None for tag, text in questions for named in SENTENCES if named != tag]
-    assert sum(found) / len(found) > 0.95
 
 
 @pytest.mark.parametrize(

@@ -82,15 +82,6 @@ def test_reformatted_prompt_with_other_responses_is_found(cards: list[Item]) -> 
         assert len(kinds(cards, copies)) == len(copies) == 30, name
 
 
-def test_long_prompt_with_a_replaced_word_is_found() -> None:
-    prompt = (
-        "My neighbour in Chiang Mai has invited me to the house blessing of her daughter next month, and I wonder what "
-        "a guest would bring for the monks, the family and for the children who help in the kitchen."
-    )
-    edited = replace(make_item(prompt=prompt.replace("wonder", "ask myself")), id="x", group="x", responses=("a", "b"))
-    assert kinds([make_item(prompt=prompt)], [edited]) == {"x": "text"}
-
-
 KINDS = ("popular", "common", "famous", "traditional", "typical", "expensive", "healthy", "old", "new", "loved")
 THINGS = ("fruit", "sport", "dish", "drink", "dessert", "holiday", "song", "toy", "game", "flower", "tree", "animal")
 COUNTRIES = {"TH": "Thailand", "JP": "Japan", "DE": "Germany", "US": "the United States", "EG": "Egypt"}
@@ -230,11 +221,7 @@ def test_each_item_is_reported_once_by_its_strongest_match() -> None:
     train = [make_item(), make_item(id="th-2", best=1), make_item(id="th-3", source="theirs")]
     sets = {"a": [make_item(), make_item(id="x")], "b": [make_item(id="y", group="y", source="z")], "c": []}
     found = find_overlaps(train, sets)
-    assert [(o.set, o.item.id, o.kind, o.similarity) for o in found] == [
-        ("a", "th-1", "id", 1),
-        ("a", "x", "group", 1),
-        ("b", "y", "text", 1),
-    ]
+    assert [(o.set, o.item.id, o.kind) for o in found] == [("a", "th-1", "id"), ("a", "x", "group"), ("b", "y", "text")]
     assert find_overlaps([], sets) == find_overlaps(train, {}) == find_overlaps([], {}) == []
 
 

@@ -19,7 +19,6 @@ from think_as_locals.data.splits import (
     Split,
     Splits,
     flip_set_combinations,
-    hash_fraction,
     mix,
     select,
     shuffle_labels,
@@ -101,14 +100,6 @@ def test_flip_set_in_two_languages_counts_twice() -> None:
         assert sorted(item.best for item in members) == [0, 1, 2]
 
 
-def test_hash_fraction_is_uniform_and_deterministic() -> None:
-    shares = [hash_fraction(f"key {i}") for i in range(2000)]
-    assert all(0 <= value < 1 for value in shares)
-    tenths = Counter(int(value * 10) for value in shares)
-    assert all(140 < tenths[i] < 260 for i in range(10))
-    assert hash_fraction("key", 1) == hash_fraction("key", 1) != hash_fraction("key", 2)
-
-
 # --- splits of items ---
 
 
@@ -118,6 +109,13 @@ def facts(items: Iterable[Item]) -> set[tuple[str | None, ...]]:
     return answers | {
         (item.group, *known) for item in items for known in zip(item.origins, item.responses, strict=False)
     }
+
+
+def units(items: Iterable[Item], split: Split) -> set[Any]:
+    """What the items of one side of a split have alone."""
+    if split == "group":
+        return {item.group for item in items}
+    return {(item.group, frozenset(texts)) for item in items for texts in (item.origins, item.responses) if texts}
 
 
 def sides(splits: Splits) -> tuple[tuple[Item, ...], ...]:
@@ -136,19 +134,31 @@ def item_lists(draw: st.DrawFn) -> list[Item]:
     return items
 
 
-@settings(quick, max_examples=40)
-@given(item_lists(), st.floats(0.01, 0.6), st.sampled_from([None, 0.1, 0.4]), st.randoms(use_true_random=False))
-def test_every_fact_tested_by_pairing_is_in_training(
-    items: list[Item], test_share: float, validation_share: float | None, rng: random.Random
+@settings(quick, max_examples=60)
+@given(
+    st.sampled_from(["group", "pairing"]),
+    item_lists(),
+    st.floats(0.01, 0.6),
+    st.sampled_from([None, 0.1, 0.4]),
+    st.randoms(use_true_random=False),
+)
+def test_splits_share_no_unit_and_pairing_tests_only_facts_in_training(
+    split: Split, items: list[Item], test_share: float, validation_share: float | None, rng: random.Random
 ) -> None:
-    splits = split_items(items, "pairing", test_share, validation_share)
-    assert facts((*splits.test, *splits.validation)) <= facts(splits.train)
+    splits = split_items(items, split, test_share, validation_share)
     assert sorted(item.id for side in sides(splits) for item in side) == sorted(item.id for item in items)
-    shuffled = split_items(rng.sample(items, len(items)), "pairing", test_share, validation_share)
+    for one, other in combinations(sides(splits), 2):
+        assert not units(one, split) & units(other, split)
+    if split == "pairing":
+        assert facts((*splits.test, *splits.validation)) <= facts(splits.train)
+    else:
+        assert splits.test
+    shuffled = split_items(rng.sample(items, len(items)), split, test_share, validation_share)
     assert [{item.id for item in side} for side in sides(shuffled)] == [
         {item.id for item in side} for side in sides(splits)
     ]
-    assert split_items(items, "pairing", test_share, None).test == splits.test
+    # Validation is taken from what would be trained on: figures on the test side stay comparable.
+    assert split_items(items, split, test_share, None).test == splits.test
 
 
 @pytest.mark.parametrize(("split", "tested"), [("group", 10), ("pairing", 0)])

@@ -170,39 +170,23 @@ def test_quarantine_never_overwrites_a_file(planted: Path, tal: Tal) -> None:
     assert planted.read_bytes() == before
 
 
-ROWS: dict[str, dict[str, Any]] = {
-    "carb": carb_row(1) | {"chosen_model": ["m"], "rejected_model": ["m"] * 3, "source": "s", "category": "c"},
-    "rows": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "en", "subset": "s", "id": 1},
-    "rows of A and B": {"prompt": "?", "response_a": "a", "response_b": "b", "winner": "model_a", "model_a": "m"},
-    "m_rewardbench": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "deu_Latn", "source": "s", "id": 1}
-    | {"category": "Chat", "chosen_model": "m", "rejected_model": "n"},
-    "include": {
-        "question": "?",
-        **{f"option_{x}": x for x in "abcd"},
-        "answer": 1,
-        "language": "Thai",
-        "country": None,
-    },
-    "crisp_rm": {
-        "scenario": "At work.",
-        "question": "?",
-        "norm": "Elders first.",
-        "culture": "Thai",
-        "appropriate": "a",
-        "generic": "b",
-        "opposite": "c",
-        "language": "en",
-    },
-    "rewardbench2": carb_row(1) | {"num_incorrect": 3, "country": None},
-    "helpsteer3": {"context": [], "response1": "a", "response2": "b", "overall_preference": 1, "domain": "d"},
-    "care": {"question": "?", "response": "a", "human_rating": 1, "associated_culture": "c"},
+ROWS = {  # columns
+    "carb": "id language country subset prompt chosen rejected num_correct num_rejected chosen_model source category",
+    "rows": "prompt chosen rejected language subset id",
+    "rows of A and B": "prompt response_a response_b winner model_a",
+    "m_rewardbench": "id prompt chosen rejected language source category chosen_model rejected_model",
+    "include": "question option_a option_b option_c option_d answer language country",
+    "crisp_rm": "scenario question norm culture appropriate generic opposite language",
+    "rewardbench2": "id subset prompt chosen rejected num_correct num_incorrect total_completions",
+    "helpsteer3": "context response1 response2 overall_preference domain",
+    "care": "question response human_rating associated_culture",
 }
 
 
 @pytest.mark.parametrize("source", ROWS)
 def test_source_is_recognised_by_fields_despite_invalid_rows(tmp_path: Path, source: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(["{", "[]", "{}", *[json.dumps(ROWS[source])] * 3]))
+    path, row = tmp_path / "rows.jsonl", json.dumps(dict.fromkeys(ROWS[source].split(), "x"))
+    path.write_text("\n".join(["{", "[]", "{}", *[row] * 3]))
     assert recognise(str(path)) == source.partition(" ")[0]
 
 
@@ -253,8 +237,7 @@ def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "text",
     [
-        *("A wai.assistant\n\nAnd a smile.", "ไหว้ครับassistant\n\nยิ้มด้วย", "合掌。assistant\n\n微笑。"),
-        *("**A wai**assistant\n\nAnd a smile.", '"A wai."assistant\n\nAnd a smile.'),
+        *("A wai.assistant\n\nAnd a smile.", "ไหว้ครับassistant\n\nยิ้มด้วย", "**A wai**assistant\n\nAnd a smile."),
         *("A wai.\nassistant\n\nAnd a smile.", "assistant\n\nA wai.", "A wai.user\n\nAnd then?"),
         *("A wai.<|im_end|>", "A<|start_header_id|>assistant<|end_header_id|>", "A.<end_of_turn>", "[/INST] A wai."),
     ],

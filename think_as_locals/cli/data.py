@@ -69,15 +69,16 @@ def _build(arguments: Namespace) -> None:
 
 
 def _validate(arguments: Namespace) -> None:
-    from think_as_locals.data.edits import are_edits
-    from think_as_locals.data.validate import show, validate_edits, validate_rows
+    from think_as_locals.data.edits import are_edits, edit_outcomes
+    from think_as_locals.data.validate import item_outcomes, show, validate
 
-    quarantine = Path(arguments.quarantine) if arguments.quarantine else None
-    if not arguments.overrides and are_edits(arguments.path):
-        tally = validate_edits(arguments.path, strict=arguments.strict, quarantine=quarantine)
+    if not arguments.overrides and are_edits(arguments.path):  # whether their items exist is checked when they are used
+        outcomes = edit_outcomes(arguments.path, None)
     else:
         config = _configured(arguments.path, arguments.overrides)
-        tally = validate_rows(config.data, strict=arguments.strict, quarantine=quarantine, seed=config.seed)
+        outcomes = item_outcomes(config.data, config.seed)
+    quarantine = Path(arguments.quarantine) if arguments.quarantine else None
+    tally = validate(outcomes, strict=arguments.strict, quarantine=quarantine)
     if arguments.json:
         print(json.dumps(tally.as_dict()))
     else:
@@ -108,8 +109,7 @@ def _init(arguments: Namespace) -> None:
     if others := [each for each in arguments.overrides if not each.startswith(("data.columns=", "data.labels="))]:
         raise ConfigError(f"{others[0]}: expected data.columns or data.labels; other keys are for the recipe")
     rows: Path | None = arguments.rows
-    if not (path := _SAMPLE if rows is None else str(rows.resolve())).isprintable():
-        raise DataError(f"{path}: its name has unprintable characters, which a recipe cannot hold: rename it")
+    path = _SAMPLE if rows is None else str(rows.resolve())
     if rows is not None and not rows.is_file():
         raise DataError(f"{rows}: no such file")
     temp = folder.with_name(f".{folder.name}.{os.getpid()}")  # renamed at the end: it appears as a whole, or not at all
@@ -154,13 +154,12 @@ def _write_sample(path: Path) -> None:
 
 def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
     """Return a summary of a file: rows and faults, cultures and languages."""
-    from think_as_locals.data.sources import row_outcomes
-    from think_as_locals.data.validate import validate_rows
+    from think_as_locals.data.validate import item_outcomes, validate
 
-    path = str(data.path)
-    tally = validate_rows(data, strict=False, quarantine=None)
+    path, outcomes = str(data.path), list(item_outcomes(data))
+    tally = validate(outcomes)
     tally.require_items(path)
-    items = [item for outcome in row_outcomes(data) for item in outcome.items]
+    items = [item for outcome in outcomes for item in outcome.items]
     command = f"tal data validate {shlex.join([path, *overrides])}"
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; {command} lists them"
     cultures = _format_counts(Counter(item.culture or "none given" for item in items))

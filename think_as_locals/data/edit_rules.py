@@ -16,6 +16,7 @@ import unicodedata
 from difflib import SequenceMatcher
 from functools import cache
 from importlib.resources import files
+from operator import or_
 from string import Template
 from typing import Any, NamedTuple
 
@@ -114,31 +115,26 @@ def broken_rules(probe: Edit, item: Item, after: Texts, language: str | None) ->
     old, new = (item.prompt, *item.responses), (after.prompt, *after.responses)
     spoken = (item.language, *[response_language(item)] * len(item.responses))
     edited = [each for each in zip(spoken, old, new, strict=True) if each[1] != each[2]]
+    lengths = [(len(a), len(b)) for _, a, b in edited]
+    changed = [_words(a) != _words(b) for a, b in zip(old, new, strict=True)]
+    short = [_count(_words(text)) < _MUST_DIFFER for text in item.responses]
     held = {
-        "changed": _is_changed(probe, old, new),
+        # RP need not change very short responses.
+        "changed": all(map(or_, changed, [False, *short])) if probe == "RP" else any(changed),
         "distinct": len(set(after.responses)) == len(after.responses),
         "name_removed": probe != "RC" or not any(_names(text, item) for text in new),
         "rest_kept": all(_changed_words(a, b) <= _most_changed_words(probe, item, a) for _, a, b in edited),
-        "language": all(_in_language(*each) for each in edited)
+        # A text that was in another language already may stay so.
+        "language": all(other_language(b, own) in (None, other_language(a, own)) for own, a, b in edited)
         if language is None
         else all(other_language(text, language) is None and in_script(text, language) for text in after.responses),
-        "length": probe == "CL" or all(_similar_length(a, b) for _, a, b in edited),
+        "length": probe == "CL" or all(max(pair) <= 2 * min(pair) + _SLACK for pair in lengths),
     }
     return [rule for rule in EDIT_RULES if not held.get(rule, True)]
 
 
 def _names(text: str, item: Item) -> int:
     return count_names(text, item.language, str(item.culture))
-
-
-def _is_changed(probe: Edit, old: tuple[str, ...], new: tuple[str, ...]) -> bool:
-    """Whether an edit changes words; for RP of the prompt and of each response that is not very short."""
-    changed = [_words(a) != _words(b) for a, b in zip(old, new, strict=True)]
-    must = [
-        changed[0],
-        *(each for each, text in zip(changed[1:], old[1:], strict=True) if _count(_words(text)) >= _MUST_DIFFER),
-    ]
-    return all(must) if probe == "RP" else any(changed)
 
 
 def _most_changed_words(probe: Edit, item: Item, before: str) -> float:
@@ -162,13 +158,3 @@ def _words(text: str) -> list[str]:
 
 def _count(words: list[str]) -> float:
     return sum(1 / _CHARACTERS if _SPACELESS.match(word) else 1 for word in words)
-
-
-def _in_language(spoken: str, before: str, after: str) -> bool:
-    """Whether a text is in its language; one that was in another already may stay so."""
-    return other_language(after, spoken) in (None, other_language(before, spoken))
-
-
-def _similar_length(before: str, after: str) -> bool:
-    shorter, longer = sorted(map(len, (before, after)))
-    return longer <= 2 * shorter + _SLACK

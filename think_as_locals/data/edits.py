@@ -23,11 +23,11 @@ from think_as_locals.config.compose import nearest
 from think_as_locals.data import cards as culture_cards
 from think_as_locals.data.fields import Language, RowModel, Text, Texts
 from think_as_locals.data.languages import language_tag
-from think_as_locals.data.rows import Fault, Outcome, Row, read_rows
+from think_as_locals.data.rows import Fault, Outcome, Row, check_rows, read_rows
 from think_as_locals.data.sources import SOURCES, jsonl, response_language
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.runtime.files import read_json
-from think_as_locals.types import DataError, Item, first_of, shown
+from think_as_locals.types import Item, shown
 
 _FOLDER = Path(__file__).parent  # has `frames.json`, and `labels.json` with phrases and names of places
 _read_once = cache(read_json)
@@ -178,8 +178,6 @@ def _same_question(item: Item) -> tuple[str, ...]:
 # `probe` (CC, RC, CL or RP) and what the edit changed: the `prompt`, the `responses` in the item's own order, or both.
 # Fields that a row leaves out are the item's; an RC edit also removes the item's culture.
 
-_MAX_FAULTS = 10  # in a message
-
 
 class EditRow(RowModel):
     """A row as it is in the file."""
@@ -197,16 +195,10 @@ class EditRow(RowModel):
 def read_edits(path: Path, items: Sequence[Item]) -> Edits:
     """Return the edited pairs of a file by probe, whose ids refer to `items`; a DataError names faulty rows."""
     found: dict[Edit, list[EditedPair]] = {edit: [] for edit in get_args(Edit)}
-    faults: list[str] = []
-    for outcome in edit_outcomes(str(path), {item.id: item for item in items}):
-        if outcome.items:
-            (before, after), row = outcome.items, outcome.row.value
-            spoken = row.get("language")
-            pair = EditedPair(before, after, str(language_tag(spoken)) if spoken else before.language)
-            found[row["probe"]].append(pair)
-        faults += [f"{outcome.row.place}: {fault.detail}" for fault in outcome.faults]
-    if faults:
-        raise DataError(first_of(faults, _MAX_FAULTS, "\n"))
+    for outcome in check_rows(edit_outcomes(str(path), {item.id: item for item in items})):
+        row, (before, after) = outcome.row.value, outcome.items
+        language = language_tag(row.get("language") or "") or before.language
+        found[row["probe"]].append(EditedPair(before, after, language))
     return found
 
 
@@ -225,19 +217,18 @@ def edit_outcomes(path: str, by_id: Mapping[str, Item] | None) -> Iterator[Outco
 
     def read(row: Row) -> Iterator[Item | Fault]:
         fields = EditRow.model_validate(row.value)
-        before: Item | None = None
+        name, before = str(fields.item), None
         if isinstance(fields.item, dict):
             for each in jsonl.items(row._replace(value=fields.item)):
                 if isinstance(each, Item):
-                    before = each
+                    before, name = each, each.id
                 else:
                     yield each
-        elif by_id is not None and (before := by_id.get(fields.item)) is None:
-            near = nearest(fields.item, list(by_id))
-            yield Fault("unknown_item", f"item {shown(fields.item)} is not among the {len(by_id):,} items{near}")
-        name = (before.id if before else str(fields.item), fields.probe)
-        if (earlier := places.setdefault(name, row.place)) != row.place:
-            yield Fault("repeated_id", f"item {name[0]!r} has a {fields.probe} edit already, in {earlier}")
+        elif by_id is not None and (before := by_id.get(name)) is None:
+            near = nearest(name, list(by_id))
+            yield Fault("unknown_item", f"item {shown(name)} is not among the {len(by_id):,} items{near}")
+        if (earlier := places.setdefault((name, fields.probe), row.place)) != row.place:
+            yield Fault("repeated_id", f"item {name!r} has a {fields.probe} edit already, in {earlier}")
         if before is not None:
             yield from _edited(fields, before)
 
@@ -246,23 +237,18 @@ def edit_outcomes(path: str, by_id: Mapping[str, Item] | None) -> Iterator[Outco
 
 def _edited(fields: EditRow, before: Item) -> Iterator[Item | Fault]:
     """Yield an item before and after an edit, or why the edit is none of it."""
-    if fields.responses is not None and len(fields.responses) != len(before.responses):
-        count = f"expected the item's {len(before.responses)} responses in its order, got {len(fields.responses)}"
+    prompt, responses = fields.prompt or before.prompt, fields.responses or before.responses
+    if len(responses) != len(before.responses):
+        count = f"expected the item's {len(before.responses)} responses in its order, got {len(responses)}"
         yield Fault("wrong_count", count)
         return
     if fields.probe == "CL" and fields.responses is None:
         yield Fault("missing", "a CL edit changes the language of the responses: it needs responses")
-    if fields.prompt in (None, before.prompt) and fields.responses in (None, before.responses):
+    if (prompt, responses) == (before.prompt, before.responses):
         yield Fault("unchanged", "prompt and responses are the item's: expected at least one that differs")
-    yield before
-    yield replace(
-        before,
-        id=f"{before.id}#{fields.probe}",
-        prompt=fields.prompt or before.prompt,
-        responses=fields.responses or before.responses,
-        culture=None if fields.probe == "RC" else before.culture,
-        origins=() if fields.probe == "CC" else before.origins,
-    )
+    edited = {"id": f"{before.id}#{fields.probe}", "prompt": prompt, "responses": responses}
+    edited |= {"RC": {"culture": None}, "CC": {"origins": ()}}.get(fields.probe, {})
+    yield from (before, replace(before, **edited))
 
 
 def of_items(edits: Edits, items: Iterable[Item], known: Iterable[Item]) -> Edits:

@@ -180,7 +180,6 @@ _SCRIPTS = {  # letters of the languages that are not in Latin script
 _LANGUAGES = frozenset({*_LATIN_LANGUAGES, *_SCRIPTS})  # texts in other languages are not checked
 
 _SAMPLE = 300  # characters to examine
-_SCREEN = 60  # first characters; the rest is examined only if these look foreign
 _MIN_LETTERS = 20  # letters needed to check a text; fewer in a foreign script
 _MIN_FOREIGN_LETTERS = 15
 _MIN_OWN = 0.2  # share of letters in the language's script from which a text is in that language
@@ -194,8 +193,6 @@ _NOT_TEXT = re.compile(r"```.*?(?:```|\Z)|`[^`]*`|https?://\S+", re.DOTALL)
 _LETTERS = {language: re.compile(f"[{script}]") for language, script in _SCRIPTS.items()}
 _DENSE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 _LATIN_LETTER = re.compile("[a-zA-Z\u00c0-\u024f\u1e00-\u1eff]")
-_VIETNAMESE = re.compile("[ăđơưạ-ỹ]")  # letters of none of the other languages
-_MIN_MARKED = 6  # Vietnamese letters in the screen that prove the language
 _KANA = re.compile("[\u3040-\u30ff]")
 
 
@@ -205,19 +202,13 @@ def other_language(text: str, language: str) -> str | None:
     named = language.partition("-")[0]
     if named not in _LANGUAGES:
         return None
-    sample = _NOT_TEXT.sub(" ", text[: 4 * _SAMPLE])[:_SAMPLE] if "`" in text or "://" in text else text[:_SAMPLE]
-    beginning = sample[:_SCREEN]
-    # Most texts begin in the right language, and need no further examination.
+    sample = _NOT_TEXT.sub(" ", text[: 4 * _SAMPLE])[:_SAMPLE]
+    letters = _count_letters(sample)
     if named not in _LETTERS:
-        if named == "vi" and len(_VIETNAMESE.findall(beginning)) >= _MIN_MARKED:
-            return None
-        if _count_letters(beginning) < _MIN_LETTERS or _identifier().detect(beginning)[0]["lang"] == named:
+        if letters < _MIN_LETTERS:
             return None
         return _identify(sample, named) or (None if _LATIN_LETTER.search(sample) else "und")
-    own_script = len(_LETTERS[named].findall(beginning)) >= _MIN_OWN * 2 * _SCREEN
-    if own_script and (named not in ("ja", "zh") or bool(_KANA.search(beginning)) == (named == "ja")):
-        return None
-    letters, own = _count_letters(sample), len(_LETTERS[named].findall(sample))
+    own = len(_LETTERS[named].findall(sample))
     if named == "zh" and letters and len(_KANA.findall(sample)) >= _MIN_OWN / 2 * letters:  # Japanese has few kana
         return "ja"
     if own >= _MIN_OWN * letters:  # only kana, in a long enough text, tell Japanese from Chinese

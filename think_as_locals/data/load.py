@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,15 +12,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from think_as_locals.config.compose import nearest
 from think_as_locals.config.schema import DataSection, RunConfig, Side
 from think_as_locals.data.edits import remove_label
 from think_as_locals.data.fields import Culture, Identifier, Language, RowModel, Text, Texts, question_group
-from think_as_locals.data.rows import faults_of, mark_repeats, read_rows, valid_items
+from think_as_locals.data.rows import Fault, Outcome, Row, check_rows, mark_repeats, read_rows, valid_items
 from think_as_locals.data.sources import SOURCES, check_settings, recognise, row_outcomes
-from think_as_locals.data.splits import Splits, flip_sets, hash_fraction, mix, select, split_items
+from think_as_locals.data.splits import Splits, flip_sets, hash_fraction, mix, root, select, split_items
 from think_as_locals.types import (
     TEST,
     VALIDATION,
@@ -200,18 +201,12 @@ def join_groups(items: Iterable[Item]) -> list[Item]:
     A group that a row gives itself, such as a person, stays as it is.
     """
     items, first, joined = list(items), dict[str, str](), dict[str, str]()
-
-    def root(group: str) -> str:
-        while (other := joined.get(group, group)) != group:
-            group = other
-        return group
-
     for item in items:
         words = question_group(item.prompt)
         if item.group == words or item.id.endswith(f"/{item.group}"):  # as `Columns` names it, after words or id
-            group, same = root(item.group), root(first.setdefault(words, item.group))
+            group, same = (root(joined, each) for each in (item.group, first.setdefault(words, item.group)))
             joined[group] = same
-    return [item if (group := root(item.group)) == item.group else replace(item, group=group) for item in items]
+    return [item if (group := root(joined, item.group)) == item.group else replace(item, group=group) for item in items]
 
 
 def _matching(
@@ -277,20 +272,28 @@ def _wrong(item: Item) -> list[int]:
 
 # --- Candidates: prompts with any number of responses, of which a reward model selects one ---
 
-_MAX_FAULTS = 10  # in a message
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class Candidates(RowModel):
     """A prompt and any number of candidate responses; `qualities` says how good each is, on any scale."""
 
-    id: str
-    prompt: str
-    culture: str | None
-    language: str
-    texts: tuple[str, ...]
-    qualities: tuple[float, ...] | None = None
-    group: str = ""  # the question group; empty to derive it from the prompt
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Identifier
+    prompt: Text
+    culture: Culture | None = None
+    language: Language
+    texts: Annotated[Texts, Field(min_length=1, validation_alias="candidates")]
+    qualities: tuple[FiniteFloat, ...] | None = None
+    group: Text | None = None  # derived from the prompt if it is not given
+    sampled: Any = None  # how `tal sample` made them
+
+    @field_validator("qualities")
+    @classmethod
+    def _one_for_each(cls, qualities: tuple[float, ...] | None, info: ValidationInfo) -> tuple[float, ...] | None:
+        if qualities is not None and len(qualities) != len(info.data.get("texts", qualities)):
+            count = {"count": len(info.data["texts"])}
+            raise PydanticCustomError("wrong_count", "expected a quality for each of {count} candidates", count)
+        return qualities
 
     @property
     def question_group(self) -> str:
@@ -298,42 +301,16 @@ class Candidates:
         return self.group or question_group(self.prompt)
 
 
-class _CandidatesRow(RowModel):
-    model_config = ConfigDict(extra="forbid")
-
-    id: Identifier
-    prompt: Text
-    culture: Culture | None = None
-    language: Language
-    candidates: Annotated[Texts, Field(min_length=1)]
-    qualities: tuple[FiniteFloat, ...] | None = None
-    group: Text | None = None
-    sampled: Any = None  # how `tal sample` made them
-
-
 def read_candidates(path: Path) -> list[Candidates]:
     """Load rows of `id`, `prompt`, `culture` (or null), `language`, `candidates` and, optionally, `qualities`."""
     found: dict[str, Candidates] = {}
-    faults: list[str] = []
-    with_qualities: dict[bool, str] = {}
-    for row in read_rows(str(path)):
-        try:
-            fields = _CandidatesRow.model_validate(row.value)
-        except ValidationError as error:
-            of_row = [row.fault] if row.fault else faults_of(error)
-            faults += [f"{row.place}: {fault.detail}" for fault in of_row]
-            continue
-        count, qualities = len(fields.candidates), fields.qualities
-        if qualities is not None and len(qualities) != count:
-            faults.append(f"{row.place}: expected a quality for each of {count} candidates, got {len(qualities)}")
-        elif fields.id in found:
-            faults.append(f"{row.place}: id {fields.id!r} is already in an earlier row")
-        else:
-            given = fields.model_dump(include={"id", "prompt", "culture", "language", "qualities"})
-            found[fields.id] = Candidates(texts=fields.candidates, group=fields.group or "", **given)
-            with_qualities.setdefault(qualities is not None, row.place)
-    if len(with_qualities) > 1:
-        faults.append(f"{with_qualities[True]} has qualities and {with_qualities[False]} has none; give all or none")
-    if faults:
-        raise DataError(first_of(faults, _MAX_FAULTS, "\n"))
+
+    def read(row: Row) -> Iterator[Fault]:
+        fields = Candidates.model_validate(row.value)
+        if found.setdefault(fields.id, fields) is not fields:
+            yield Fault("repeated_id", f"id {fields.id!r} is already in an earlier row")
+        if (fields.qualities is None) != (next(iter(found.values())).qualities is None):
+            yield Fault("some_qualities", "expected qualities in all rows or in none: this one differs from the first")
+
+    check_rows(Outcome.of(row, read) for row in read_rows(str(path)))
     return list(found.values())

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -55,7 +55,6 @@ class Overlap:
     kind: Kind  # how it was found
     item: Item
     train: Item
-    similarity: float  # of their prompts: Jaccard's, over shingles
 
 
 def find_overlaps(
@@ -76,11 +75,14 @@ def find_overlaps(
         for text in texts:
             for kind, match in index.matches(text, by_group=name not in pairing):
                 by_design = name in pairing and match.item.source == text.item.source
-                if not by_design or kind == "id" or match.same(text):
-                    similarity = _similarity(text.prompt, match.prompt)
-                    found.append(Overlap(name, kind, text.item, match.item, similarity))
+                if not by_design or kind == "id" or _shown(match.item) == _shown(text.item):
+                    found.append(Overlap(name, kind, text.item, match.item))
                     break
     return found
+
+
+def _shown(item: Item) -> tuple[str, str | None, frozenset[str]]:
+    return item.prompt, item.culture, frozenset(item.responses)
 
 
 def check_overlaps(overlaps: Sequence[Overlap], *, refuse: bool) -> str:
@@ -178,11 +180,6 @@ class _Text:
         """Whether the prompt is too long for another question to share half of it by chance."""
         return self.prompt.count(" ") >= _LONG - 1
 
-    def same(self, other: _Text) -> bool:
-        """Return whether prompt, responses and culture are identical, signs included."""
-        mine, theirs = ((i.prompt, i.culture, frozenset(i.responses)) for i in (self.item, other.item))
-        return mine == theirs
-
     def compatible(self, other: _Text) -> bool:
         """Return whether cultures and numbers allow that both items ask the same question."""
         cultures = {self.item.culture, other.item.culture} - {None}
@@ -204,33 +201,23 @@ class _Index:
     """The training items that may be the question of a test item, by their keys."""
 
     def __init__(self, train: Sequence[Item], evaluated: Sequence[_Text], words: Callable[[str], str]) -> None:
-        wanted, bests = {key for text in evaluated for key in text.keys.values()}, {text.best for text in evaluated}
-        groups: tuple[dict[_Key, set[str]], ...] = (defaultdict(set), defaultdict(set))  # by key, of both sides
-        texts: dict[int, _Text] = {}  # of training items, by index
-        prompts: dict[str, list[int]] = defaultdict(list)  # the items with each prompt
-        for index, item in enumerate(train):
-            prompt = words(item.prompt)
-            prompts[prompt].append(index)
-            named = ("id", item.source, item.id), ("group", item.source, item.group), ("prompt", prompt)
-            # The other responses of most need not be read: a key with them has a test prompt or best response too.
-            if wanted.isdisjoint(named) and words(item.responses[item.best]) not in bests:
-                continue
-            text = _Text.of(item, words)
-            if found := wanted.intersection(text.keys.values()):
-                texts[index] = text
-                for key in found:
-                    groups[0][key].add(f"{item.source}/{item.group}")
-        for text in evaluated:
-            for key in text.keys.values():
-                groups[1][key].add(f"{text.item.source}/{text.item.group}")
-        self._common = {key for side in groups for key, of_key in side.items() if len(of_key) > _COMMON}
-        self._near = _near_prompts(prompts, {text.prompt for text in evaluated})
-        near = {index for found in self._near.values() for prompt, _ in found for index in prompts[prompt]}
-        texts |= {index: _Text.of(train[index], words) for index in near if index not in texts}
-        self._training: dict[_Key, list[_Text]] = defaultdict(list)
-        for _, text in sorted(texts.items()):
-            for key in text.keys.values():
-                self._training[key].append(text)
+        prompts = [words(item.prompt) for item in train]
+        self._near = _near_prompts(set(prompts), {text.prompt for text in evaluated})
+        near = {prompt for found in self._near.values() for prompt, _ in found}
+        measured, bests = _by_key(evaluated), {text.best for text in evaluated}
+        texts = []
+        for item, prompt in zip(train, prompts, strict=True):
+            named = {("id", item.source, item.id), ("group", item.source, item.group), ("prompt", prompt)}
+            # The other responses of most need not be read: what shares them has a test prompt or best response too.
+            if prompt in near or named & measured.keys() or words(item.responses[item.best]) in bests:
+                texts.append(_Text.of(item, words))
+        self._training = _by_key(texts)
+        self._common = {
+            key
+            for side in (self._training, measured)
+            for key, having in side.items()
+            if len({(text.item.source, text.item.group) for text in having}) > _COMMON
+        }
 
     def matches(self, text: _Text, *, by_group: bool) -> Iterator[tuple[Kind, _Text]]:
         """Yield the training items that are the same question, the most certain first; those of its group if asked."""
@@ -248,10 +235,18 @@ class _Index:
             if match.compatible(text) and match.contains_question(text):
                 yield "text", match
         for prompt, similarity in self._near.get(text.prompt, ()):
-            for match in self._training["prompt", prompt]:
+            for match in self._training.get(("prompt", prompt), ()):
                 alone = NEAR if match.is_long and text.is_long else NEAR_ALONE
                 if match.compatible(text) and (similarity >= alone or match.same_answers(text)):
                     yield "text", match
+
+
+def _by_key(texts: Iterable[_Text]) -> dict[_Key, list[_Text]]:
+    found: dict[_Key, list[_Text]] = defaultdict(list)
+    for text in texts:
+        for key in text.keys.values():
+            found[key].append(text)
+    return found
 
 
 def _near_prompts(training: Collection[str], evaluated: Collection[str]) -> dict[str, list[tuple[str, float]]]:

@@ -29,6 +29,7 @@ from think_as_locals.runtime.model_files import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, requiring, shown
 
 _SHOWN = 500  # maximum characters of a message about a row
+_MAX_FAULTY = 10  # rows in a message
 _MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell
 _MAX_DOCUMENT = 512 * 1024**2  # maximum bytes of JSON that is one list, which is read at once
 _BATCH = 1000  # rows of a table in memory at once
@@ -39,7 +40,6 @@ Severity = Literal["error", "skipped", "warning"]
 # fmt: off
 _SKIPPED = frozenset({
     "tie", "unpaired", "no_majority", "names_culture", "no_rivals", "no_question", "no_response", "no_country",
-    "unread_file",
 })
 _WARNINGS = frozenset({
     "invisible_text", "wrong_language", "run_on_turn", "duplicate", "count_mismatch", "unread_column",
@@ -201,6 +201,14 @@ def valid_items(outcomes: Iterable[Outcome], faulty: list[str] | None = None) ->
     if faulty:
         message = f"left out {len(faulty):,} of {rows:,} rows with faults, such as {first_of(faulty, 3, '; ')}"
         warnings.warn(f"{message} (data.faulty_rows=error stops instead)", DataWarning, stacklevel=2)
+
+
+def check_rows(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return all outcomes; a `DataError` lists the first rows with errors."""
+    outcomes = list(outcomes)
+    if errors := [outcome.errors for outcome in outcomes if outcome.errors]:
+        raise DataError(first_of(errors, _MAX_FAULTY, "\n"))
+    return outcomes
 
 
 _LINES = (".jsonl", ".ndjson", "")

@@ -77,11 +77,6 @@ def _pairing_units(items: Sequence[Item]) -> list[str]:
     """Return the unit of each item: the connected components of items with the same responses or origins."""
     parent: dict[str, str] = {}
 
-    def root(key: str) -> str:
-        while parent.setdefault(key, key) != key:
-            key = parent[key]
-        return key
-
     def name(kind: str, item: Item, texts: Sequence[str]) -> str:
         return "\n".join((kind, item.group, *sorted(texts)))
 
@@ -89,9 +84,16 @@ def _pairing_units(items: Sequence[Item]) -> list[str]:
     for item, key in zip(items, keys, strict=True):
         if item.origins:
             # The smaller name is kept, so that it does not depend on the order of the items.
-            first, second = sorted((root(key), root(name("origins", item, item.origins))))
+            first, second = sorted(root(parent, each) for each in (key, name("origins", item, item.origins)))
             parent[second] = first
-    return [root(key) for key in keys]
+    return [root(parent, key) for key in keys]
+
+
+def root(parent: Mapping[str, str], key: str) -> str:
+    """Return the name of a key's component: keys point to a parent in it, and the one that points to none names it."""
+    while (above := parent.get(key, key)) != key:
+        key = above
+    return key
 
 
 def flip_set_combinations(

@@ -19,7 +19,6 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from think_as_locals.config.schema import DataSection
-from think_as_locals.data.edits import edit_outcomes
 from think_as_locals.data.languages import PLACEHOLDERS, other_language
 from think_as_locals.data.load import choose
 from think_as_locals.data.rows import Fault, Outcome, Severity, mark_repeats
@@ -82,17 +81,14 @@ class Tally:
         )
 
 
-def validate_rows(data: DataSection, *, strict: bool, quarantine: Path | None, seed: int = 0) -> Tally:
+def item_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
+    """Yield the outcomes of all rows of a source, with all their faults."""
+    check_settings(data)
+    return examine(mark_repeats(row_outcomes(data, seed)))
+
+
+def validate(outcomes: Iterable[Outcome], *, strict: bool = False, quarantine: Path | None = None) -> Tally:
     """Tally the faults of all rows (`strict`: up to the first faulty one); write bad rows to `quarantine`."""
-    return _examined(_item_outcomes(data, seed), strict=strict, quarantine=quarantine)
-
-
-def validate_edits(path: str, *, strict: bool, quarantine: Path | None) -> Tally:
-    """As `validate_rows`, for a file of edits (`eval.probes`); whether its items exist is checked when it is used."""
-    return _examined(edit_outcomes(path, None), strict=strict, quarantine=quarantine)
-
-
-def _examined(outcomes: Iterable[Outcome], *, strict: bool, quarantine: Path | None) -> Tally:
     tally = Tally()
     with new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as file:
         for _ in _counted(outcomes, tally, file):
@@ -107,7 +103,7 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
     items: list[Item] = []
     bad_rows = out.with_suffix(".quarantine.jsonl")
     with new_file(out) as file, new_file(bad_rows, keep_empty=False) as quarantine:
-        for outcome in _counted(_item_outcomes(data, seed), tally, quarantine):
+        for outcome in _counted(item_outcomes(data, seed), tally, quarantine):
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))
             items += outcome.items
@@ -141,11 +137,6 @@ def _fault_lines(outcome: Outcome) -> list[str]:
     return [f"{row.place}: {fault.severity}: {fault.name}: {fault.detail}" for fault in faults]
 
 
-def _item_outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
-    check_settings(data)
-    return examine(mark_repeats(row_outcomes(data, seed)))
-
-
 def _counted(outcomes: Iterable[Outcome], tally: Tally, quarantine: TextIO | None) -> Iterator[Outcome]:
     """Yield the outcomes, counted; write rows that cannot be imported into quarantine."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
@@ -161,15 +152,6 @@ def _counted(outcomes: Iterable[Outcome], tally: Tally, quarantine: TextIO | Non
             yield outcome
 
 
-_MARKS = (
-    "assistant\n\n",
-    "user\n\n",
-    "\n\nHuman:",
-    "\n\nAssistant:",
-    "<|",
-    "_of_turn>",
-    "INST]",
-)  # a quick test: any match of the pattern has one
 _NEXT_TURN = re.compile(
     # The name of a role, as a chat template without its special tokens leaves it: directly after a text, or at the
     # beginning of a line. "I am an AI assistant" before an empty line does not count.
@@ -202,7 +184,7 @@ def _suspicions_of(chunk: Sequence[tuple[Item, ...]]) -> list[tuple[Fault, ...]]
 
 def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
     for name, text in dict.fromkeys(pair for item in items for pair in _responses(item)):
-        if any(mark in text for mark in _MARKS) and (found := _NEXT_TURN.search(text)):
+        if found := _NEXT_TURN.search(text):
             excerpt = text[max(0, found.start() - 20) : found.end()]
             yield Fault("run_on_turn", f"the {name} continues after {excerpt!r}")
     seen = set()

@@ -11,6 +11,7 @@ from data.tables import a_row, fault_names
 
 from think_as_locals.data.rows import Fault, Outcome, Row
 from think_as_locals.data.sources import carb, rewardbench2
+from think_as_locals.judging import render
 from think_as_locals.types import Item
 
 
@@ -77,6 +78,23 @@ def test_valid_row_becomes_an_item(source: str, changes: dict[str, Any], expecte
     assert {name: getattr(item, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("language", "country", "place"),
+    [
+        *((name, None, f"{name}-speaking countries") for name in ("Arabic", "English", "Spanish")),
+        *(("Chinese", None, "China"), ("German", None, "Germany"), ("Japanese", None, "Japan")),
+        *(("Korean", None, "South Korea"), ("Russian", None, "Russia"), ("Vietnamese", None, "Vietnam")),
+        *(("Thai", country, "Thailand") for country in (None, "Thai", "Thailand")),
+        *(("English", "British", "United Kingdom"), ("Arabic", "Saudi Arabian", "Saudi Arabia")),
+    ],
+)
+def test_prompt_of_carb_names_the_country_or_what_stands_for_the_language(
+    language: str, country: str | None, place: str
+) -> None:
+    (item,) = read("carb", language=language, country=country).items
+    assert f"Culture: {place}\n" in render(item)[-1]["content"]
+
+
 def test_group_ignores_case_and_whitespace_of_the_prompt() -> None:
     groups = [read("carb", prompt=prompt).items[0].group for prompt in ("Who? ", "who?", "Who not?")]
     assert groups[0] == groups[1] != groups[2]
@@ -109,9 +127,6 @@ def test_suspicious_row_is_imported_with_a_warning(source: str, changes: dict[st
         ("carb", {"chosen": ["a", "b"], "num_correct": 2}, ["too_long"]),
         ("carb", {"chosen": [None]}, ["string_type"]),
         ("carb", {"rejected": {"a": 1}}, ["tuple_type"]),
-        ("carb", {"rejected": [], "num_rejected": 0, "total_completions": 1}, ["invalid_item"]),
-        ("carb", {"rejected": ["ไหว้", "จับมือ", "โค้งคำนับ"]}, ["invalid_item"]),
-        ("carb", {"rejected": list("abcdefgh"), "num_rejected": 8, "total_completions": 9}, ["invalid_item"]),
         # A list in a cell that nobody can parse is not taken for a response.
         ("carb", {"rejected": "['Red.' 'Blue.']", "num_rejected": None}, ["tuple_type"]),
         ("carb", {"rejected": '["Red.", "Blue."', "num_rejected": None}, ["tuple_type"]),

@@ -19,7 +19,8 @@ from think_as_locals.data import flip_sets
 from think_as_locals.data.sources import blend, jsonl, recognise
 from think_as_locals.types import DataError, Item
 
-Answers = dict[str, int]
+Answers = dict[Any, int]
+"""Votes for each answer: a text, or a tuple of its spellings."""
 
 BREAKFAST: dict[str, Answers] = {
     "UK": {"toast": 4, "cereal": 2},
@@ -41,7 +42,10 @@ def a_row(region: str, answers: Answers, **changes: Any) -> dict[str, Any]:
     row = {
         "question": LOCAL.get(region, f"(in the language of {region})"),
         "en_question": f"What do people eat for breakfast in {region}?",
-        "annotations": [{"answers": [text], "en_answers": [text], "count": n} for text, n in answers.items()],
+        "annotations": [
+            {"answers": (spelled := [text] if isinstance(text, str) else list(text)), "en_answers": spelled, "count": n}
+            for text, n in answers.items()
+        ],
         "idks": {"idk": 0, "no-answer": 0, "not-applicable": 0},
     }
     return row | changes
@@ -116,74 +120,40 @@ def test_wrong_answer_needs_two_votes(tmp_path: Path) -> None:
     assert [(item.culture, set(item.responses)) for item in items] == [("GB", {"toast", "porridge"})]
 
 
-@pytest.mark.parametrize("answer", ["rye toast", "TOAST", "toasts", "toast with butter", "cheese"])
-def test_answer_sharing_a_word_with_the_region_is_not_a_wrong_answer(tmp_path: Path, answer: str) -> None:
-    items = read(tmp_path, {"UK": {"toast": 4, "cheese roll": 1}, "China": {answer: 5}, "Mexico": {"tortilla": 5}})
-    assert responses(items, "GB") == {"toast", "tortilla"}
+PEANUTS = ("PB&J", "peanut butter and jelly")
 
 
 @pytest.mark.parametrize(
-    ("british", "chinese"),
+    ("british", "chinese", "is_wrong"),
     [
-        ({"television": 4}, {"watching TV": 5}),
-        ({"football": 4}, {"soccer": 5}),
-        ({"oil industry": 4}, {"petroleum": 5}),
-        ({"subway": 4}, {"metro": 5}),
-        ({"toast": 4, "mum": 1}, {"mother": 5}),  # whatever anyone there answered
-        ({"fruit": 4}, {"apples": 5}),
-        ({"sardines": 4}, {"fish": 5}),
-        ({"running": 4}, {"to run": 5}),
+        *(({"toast": 4, "cheese roll": 1}, {answer: 5}, False) for answer in ("rye TOAST", "toasts", "cheese")),
+        *(({"toast with the egg": 4}, {answer: 5}, True) for answer in ("porridge with the jam", "bus", "green tea")),
+        # Synonyms and kinds, of any answer there: see test_synonyms.py.
+        *(({"toast": 4, "mum": 1}, {"mother": 5}, False), ({"sardines": 4}, {"fish": 5}, False)),
+        *(({"london": 4}, {answer: 5}, False) for answer in ("the capital", "Southeast", "coast")),  # everywhere
+        *(({"toast": 4}, {answer: 5}, False) for answer in ("chinese buns", "Mexican food", "english breakfast")),
+        *(({"toast": 4}, {answer: 5}, True) for answer in ("chin-ups", "spare ribs", "ukulele")),  # name no region
+        # Every spelling counts.
+        *(({"cafeteria": 4}, {("mess", "school cafeteria"): 5}, False), ({PEANUTS: 4}, {"peanut butter": 5}, False)),
+        ({"london": 4}, {("capital", "Beijing"): 5}, True),
     ],
 )
-def test_synonym_of_a_regional_answer_is_not_a_wrong_answer(tmp_path: Path, british: Answers, chinese: Answers) -> None:
-    items = read(tmp_path, {"UK": british, "China": chinese, "Mexico": {"tortilla chips": 5}})
-    assert responses(items, "GB") & set(map(str.lower, chinese)) == set()
-    assert {item.culture for item in items} == {"GB", "CN", "MX"}
+def test_wrong_answer_is_a_frequent_one_that_no_answer_of_the_region_means(
+    tmp_path: Path, british: Answers, chinese: Answers, is_wrong: bool
+) -> None:
+    items = read(tmp_path, {"UK": british, "China": chinese, "Mexico": {"tortilla": 5}})
+    (best,) = {item.responses[item.best] for item in items if item.culture == "GB"}
+    (answer,) = chinese
+    offered = responses(items, "GB") - {best, "tortilla"}
+    assert offered == ({answer.lower() if isinstance(answer, str) else answer[-1].lower()} if is_wrong else set())
 
 
 def test_spellings_of_one_answer_are_synonyms_in_every_region(tmp_path: Path) -> None:
     breakfast = {"UK": {"gruel": 4}, "China": {"mush": 5}, "Mexico": {"tortilla": 5}}
     a_folder(tmp_path, {"q": breakfast, "other": {"Greece": {}}})
     assert responses(read(tmp_path), "GB") == {"gruel", "mush", "tortilla"}
-    spelled = [{"answers": ["κουρκούτι"], "en_answers": ["Gruel", "mush"], "count": 1}]
-    change(tmp_path, "Greece", other=a_row("Greece", {}, annotations=spelled))
+    change(tmp_path, "Greece", other=a_row("Greece", {("Gruel", "mush"): 1}))
     assert responses(read(tmp_path), "GB") == {"gruel", "tortilla"}
-    twice = {"gruel": 2, "mush": 1}  # kept apart as often as they are one: two answers
-    change(tmp_path, "Greece", other=a_row("Greece", {}, annotations=spelled), q=a_row("Greece", twice))
-    assert responses(read(tmp_path), "GB") == {"gruel", "mush", "tortilla"}
-
-
-def test_any_shared_spelling_excludes_a_wrong_answer(tmp_path: Path) -> None:
-    a_folder(tmp_path, {"q": {"UK": {"cafeteria": 4}, "China": {}, "Mexico": {"home": 5}}})
-    spelled = [{"answers": ["食堂"], "en_answers": ["mess", "school cafeteria"], "count": 5}]
-    change(tmp_path, "China", q=a_row("China", {}, annotations=spelled))
-    assert responses(read(tmp_path), "GB") == {"cafeteria", "home"}
-
-
-@pytest.mark.parametrize("answer", ["the capital", "north", "Southeast", "coast"])
-def test_generic_answer_is_never_used_as_a_wrong_answer(tmp_path: Path, answer: str) -> None:
-    items = read(tmp_path, {"UK": {"london": 4}, "China": {answer: 5}, "Mexico": {"cancun": 5}})
-    assert responses([item for item in items if item.culture != "CN"]) == {"london", "cancun"}
-    assert best_responses(items)["CN"] == answer.lower()
-    spelled = [{"answers": ["?"], "en_answers": ["capital", "Beijing"], "count": 5}]
-    change(tmp_path, "China", q=a_row("China", {}, annotations=spelled))
-    assert responses(read(tmp_path), "GB") == {"london", "beijing", "cancun"}
-
-
-@pytest.mark.parametrize(
-    "answer", ["chinese buns", "Mexican food", "english breakfast", "american pancakes", "Korean soup"]
-)
-def test_answer_naming_a_region_is_excluded(tmp_path: Path, answer: str) -> None:
-    items = read(tmp_path, {"UK": {"toast": 4}, "China": {answer: 5}, "Mexico": {"tortilla": 5}})
-    assert responses(items) == {"toast", "tortilla"}
-
-
-@pytest.mark.parametrize(
-    "answer", ["green tea", "greens", "chin-ups", "spare ribs", "bus", "spinach", "ukulele", "porridge with the jam"]
-)
-def test_substrings_of_names_and_stop_words_exclude_no_answer(tmp_path: Path, answer: str) -> None:
-    items = read(tmp_path, {"UK": {"toast with the egg": 4}, "China": {answer: 5}})
-    assert best_responses(items) == {"GB": "toast with the egg", "CN": answer}
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 10), (4, 5)])
@@ -196,19 +166,6 @@ def test_every_combination_of_compatible_regions_is_a_flip_set(tmp_path: Path, s
         assert {item.culture for item in members} == set(members[0].origins)
     assert all(item.origins[item.best] == item.culture for item in items)
     assert {(item.domain, item.group, item.source) for item in items} == {("food", "q", "blend")}
-
-
-def test_regions_with_equal_answers_get_no_duplicate_items(tmp_path: Path) -> None:
-    items = read(tmp_path, {"UK": {"toast": 4}, "Spain": {"toast": 3}, "China": {"porridge": 5}})
-    (one,) = flip_sets(items)
-    assert "CN" in {item.culture for item in one}
-    assert best_responses(items) == {
-        "GB": "toast",
-        "ES": "toast",
-        "CN": "porridge",
-    }  # who is in no set has an item of its own
-    assert len(items) == 3
-    assert responses(items) == {"toast", "porridge"}
 
 
 @pytest.mark.parametrize("limit", [None, 4])
@@ -236,13 +193,6 @@ def test_region_without_a_flip_set_gets_a_single_item(tmp_path: Path) -> None:
     assert flip_sets(items) == [[item for item in items if item.culture != "MX"]]
 
 
-def test_every_annotated_spelling_counts_as_answered(tmp_path: Path) -> None:
-    a_folder(tmp_path, {"q": {"UK": {}, "China": {"peanut butter": 5}, "Mexico": {"tortilla": 5}}})
-    spelled = [{"answers": ["pb&j"], "en_answers": ["PB&J", "peanut butter and jelly"], "count": 4}]
-    change(tmp_path, "UK", q=a_row("UK", {}, annotations=spelled))
-    assert responses(read(tmp_path), "GB") == {"pb&j", "tortilla"}
-
-
 def test_sets_per_group_limits_flip_sets_of_each_question(tmp_path: Path) -> None:
     items = read(a_folder(tmp_path, {"q1": BREAKFAST, "q2": BREAKFAST}), num_responses=4, sets_per_group=2)
     assert Counter(members[0].group for members in flip_sets(items)) == {"q1": 2, "q2": 2}
@@ -268,21 +218,6 @@ def test_both_languages_keep_the_flip_sets_of_each_language(tmp_path: Path) -> N
     change(folder, "China", **{"Al-en-01": a_row("China", {"rice porridge": 5}, question=" ")})
     with_blank = read(folder, languages=["en", "own"])
     assert {item.language for item in with_blank if item.culture == "CN"} == {"en"}  # asked in the other language
-
-
-@pytest.mark.parametrize(
-    ("region", "culture", "language"),
-    [
-        ("Assam", "IN-AS", "as"),
-        ("Ethiopia", "ET", "am"),
-        ("West_Java", "ID-JB", "su"),
-        ("Northern_Nigeria", "NG", "ha"),
-    ],
-)
-def test_regions_with_low_resource_languages_are_read(tmp_path: Path, region: str, culture: str, language: str) -> None:
-    a_folder(tmp_path, {"q": {"UK": {"toast": 4}, region: {"rice": 5}}})
-    items = read(tmp_path, languages=["own"])
-    assert {(item.culture, item.language) for item in items} == {("GB", "en"), (culture, language)}
 
 
 # --- faults ---
@@ -345,16 +280,11 @@ def test_unknown_language_error_lists_the_known_ones(tmp_path: Path) -> None:
         read(a_folder(tmp_path), languages=["en", "zh"])
 
 
-def test_file_of_an_unknown_region_is_skipped_with_a_warning(tmp_path: Path, tal: Tal) -> None:
+def test_file_of_an_unknown_region_is_skipped_with_a_warning(tmp_path: Path) -> None:
     a_folder(tmp_path)
     (tmp_path / "annotations" / "Atlantis_data.json").write_text("{}")
-    (tmp_path / "annotations" / ".DS_Store").touch()
-    with pytest.warns(UserWarning, match=r"not read, since BLEnD has no such region: Atlantis_data\.json$"):
-        items = read(tmp_path)
-    assert items
-    done = tal("data", "validate", str(tmp_path))
-    assert "Atlantis_data.json:1: skipped: unread_file: got Atlantis_data.json, expected <Region>_data.json" in done.out
-    assert done.status == 0
+    with pytest.warns(UserWarning, match=r"annotations: not read: Atlantis_data\.json \(expected <Region>_data\.json"):
+        assert read(tmp_path)
 
 
 # --- what becomes of every row ---
@@ -380,18 +310,6 @@ def test_every_row_is_imported_or_has_a_fault(folder: Path) -> None:
         "Greece": [["names_culture"], ["model_type"]],
         "Spain": [["blank"]],
     }
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [({"annotations": [{"en_answers": "a", "count": 4}]}, "list_type"), ({"en_question": "\ud83d"}, "string_unicode")],
-)
-def test_unparsable_question_is_no_item_and_the_others_are(folder: Path, changes: Any, fault: str) -> None:
-    q1, q2 = a_row("Mexico", {"tortilla": 4}), a_row("Mexico", {"mate": 4}, **changes)
-    file = change(folder, "Mexico", q1=q1, q2=q2)
-    found = [outcome for outcome in blend.outcomes(section(folder), 0) if Path(outcome.row.file) == file]
-    found.sort(key=lambda outcome: outcome.row.number)
-    assert [(bool(o.items), fault_names(o)) for o in found] == [(True, []), (False, [fault])]
 
 
 def test_data_build_gives_the_same_items_as_training(folder: Path, tmp_path: Path, tal: Tal) -> None:

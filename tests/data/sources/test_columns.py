@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from think_as_locals.data import load, read
 from think_as_locals.data.rows import Outcome
 from think_as_locals.data.sources import jsonl, recognise
 from think_as_locals.data.sources.columns import Columns
-from think_as_locals.data.validate import examine, validate_rows
+from think_as_locals.data.validate import item_outcomes, validate
 from think_as_locals.judging import render
-from think_as_locals.types import DataError, DataWarning, Item
+from think_as_locals.types import DataError, DataWarning
 
 HH = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: How do I greet?\n\nAssistant:"
 PAIR = {"prompt": "What is for breakfast?", "chosen": "Rice porridge.", "rejected": "Toast and jam."}
@@ -59,16 +58,11 @@ def outcome(folder: Path, name: str, changes: dict[str, Any], *overrides: str) -
         ("rows", {"chosen": "[see below]"}, {"responses": ("[see below]", PAIR["rejected"])}),
         ("rows", {"chosen": "[1, 2]", "rejected": "[2, 1]"}, {"responses": ("[1, 2]", "[2, 1]")}),
         ("rows", {"rejected": ["Toast.", "Toast."]}, {"responses": (PAIR["chosen"], "Toast.")}),
-        ("rows", {"prompt": None, "chosen": f"{HH} A wai.", "rejected": f"{HH} A bow."},
-         {"prompt": "user: Hi\n\nassistant: Hello\n\nuser: How do I greet?", "responses": ("A wai.", "A bow.")}),
+        ("rows", {"prompt": '[{"a": 1}]'}, {"prompt": '[{"a": 1}]'}),
         ("rows", {"culture": "NA"}, {"culture": "NA"}),
-        *(
-            ("ab", {"winner": None, column: value}, {"responses": ("In water.", "No idea."), "best": best})
-            for best, column, value in (
-                *((0, "preference", "A"), (0, "preferred", " response_a "), (0, "label", "Answer_A")),
-                *((0, "winner", "A>B"), (1, "winner", "b"), (1, "winner", "model_b"), (1, "best", "B>>A")),
-            )
-        ),
+        *(("ab", {"winner": None, column: "A"}, {"best": 0}) for column in ("preference", "preferred", "label")),
+        *(("ab", {"winner": x}, {"best": 0}) for x in ("A", " response_a ", "response_1", "output_1", "A>>B", "B<A")),
+        *(("ab", {"winner": x}, {"best": 1}) for x in ("b", "model_b", "Answer_2", "B>A", "A<B")),
         ("m_rewardbench", {}, {"id": "m_rewardbench/zh/Chat Hard/alpacaeval-easy/12", "group": "alpacaeval-easy/12"}),
         ("m_rewardbench", {"language": "deu_Latn"}, {"group": "alpacaeval-easy/12", "language": "de", "culture": None}),
         ("crisp_rm", {}, {"culture": "TH", "language": "en", "domain": "crisp_rm", "best": 0}),
@@ -108,7 +102,7 @@ def test_valid_row_becomes_an_item(
         *(("rows", {"culture": name}, ["unknown_culture"]) for name in ("NaN", "N/A", "#N/A", "nan")),
         # Some count responses from 0, some from 1: data.labels says so.
         *(("ab", {"winner": value}, ["unknown_label"]) for value in (1, "0", "first", "C")),
-        ("ab", {"winner": "tie (bothbad)"}, ["tie"]),
+        *(("ab", {"winner": x}, ["tie"]) for x in ("draw", "tie (bothbad)", "both_bad", "A=B", "neither")),
         ("ab", {"response_b": ""}, ["blank"]),
         ("ab", {"winner": None}, ["missing"]),
         ("m_rewardbench", {"rejected": None}, ["missing"]),
@@ -153,10 +147,8 @@ def test_real_judge_files_are_read_by_their_columns_and_labels(
     words = ["data=rows", f"data.columns={columns}", f"data.labels={labels}"]
     (item,) = outcome_of(tmp_path, row, *words).items
     assert (item.prompt, item.responses[item.best], sorted(item.responses)) == ("Is it?", "yes", ["no", "yes"])
-    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    path = tmp_path / "rows.jsonl"
     assert "1 rows = 1 imported (1 items)" in tal("data", "validate", str(path), *words[1:]).out
-    assert tal("data", "build", *words, f"data.path={path}", f"out={out}").status == 0
-    assert list(jsonl.read(out)) == [item]
 
 
 ASKED, RICE, TOAST = (
@@ -200,12 +192,9 @@ def test_conversations_part_where_they_first_differ(tmp_path: Path) -> None:
 
 
 def test_hh_dialogues_are_split_into_their_common_turns_and_the_answers(tmp_path: Path) -> None:
-    start = "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Breakfast?\n\nAssistant:"
-    (item,) = outcome(tmp_path, "rows", {"chosen": f"{start} Rice.", "rejected": f"{start} Toast."}).items
-    assert item.responses == ("Rice.", "Toast.")
-    assert item.prompt == "user: Hello\n\nassistant: Hi!\n\nuser: Breakfast?"
-    (found,) = examine([outcome(tmp_path, "rows", PAIR | {"chosen": "Rice.\n\nHuman: Thanks\n\nAssistant: Sure"})])
-    assert fault_names(found) == ["run_on_turn"]
+    (item,) = outcome(tmp_path, "rows", {"prompt": None, "chosen": f"{HH} A wai.", "rejected": f"{HH} A bow."}).items
+    assert item.prompt == "user: Hi\n\nassistant: Hello\n\nuser: How do I greet?"
+    assert item.responses == ("A wai.", "A bow.")
 
 
 @pytest.mark.parametrize(("chosen", "rejected"), [("5", "[1, 2, 3]"), ("['a']", "['b']"), ("5", '{"a": 1}')])
@@ -213,20 +202,6 @@ def test_csv_answer_that_looks_like_a_list_is_a_text(tmp_path: Path, chosen: str
     path = write(tmp_path / "rows.csv", [PAIR | {"chosen": chosen, "rejected": rejected}])
     (item,) = read(data_section(source="rows", path=str(path)))
     assert item.responses == (chosen, rejected)
-
-
-@pytest.mark.parametrize(
-    ("label", "best"),
-    [
-        *((label, 0) for label in ("A", "model_a", "response_1", "A>B", "A>>B", "output_1", "B<A")),
-        *((label, 1) for label in ("b", "answer_2", "B>A", "A<B", "response_b")),
-        *((label, None) for label in ("draw", "tie (bothbad)", "both_bad", "A=B", "neither")),
-    ],
-)
-def test_labels_of_real_files_are_known(tmp_path: Path, label: str, best: int | None) -> None:
-    found = outcome(tmp_path, "rows", AB | {"winner": label})
-    assert [item.best for item in found.items] == ([] if best is None else [best])
-    assert fault_names(found) == (["tie"] if best is None else [])
 
 
 def test_text_parts_are_joined(tmp_path: Path) -> None:
@@ -237,15 +212,7 @@ def test_text_parts_are_joined(tmp_path: Path) -> None:
         assert (item.prompt, item.responses) == (PAIR["prompt"], ("Rice.", "Toast."))
 
 
-def test_prompt_of_objects_is_a_text(tmp_path: Path) -> None:
-    asked = '[{"a": 1}] has how many keys?'[:10]
-    (item,) = outcome(tmp_path, "rows", PAIR | {"prompt": asked}).items
-    assert item.prompt == asked
-
-
 def test_equal_wrong_responses_are_one(tmp_path: Path) -> None:
-    (pair,) = outcome(tmp_path, "rows", PAIR | {"rejected": ["No.", "No.", "Never."]}).items
-    assert pair.responses == (PAIR["chosen"], "No.", "Never.")
     (item,) = outcome(tmp_path, "include", INCLUDE | {"option_d": INCLUDE["option_b"], "answer": 0}).items
     assert (item.responses, item.best) == (("a", "b", "c"), 0)
 
@@ -297,7 +264,7 @@ def test_cultures_of_a_csv_reach_the_rendered_prompt(tmp_path: Path, tal: Tal) -
 def test_unread_column_is_reported_once_per_file(tmp_path: Path) -> None:
     for name in ("a.csv", "b.jsonl"):
         write(tmp_path / name, [a_pair(i, annotator="x", domain=name, score=None, chosen_model="m") for i in range(5)])
-    tally = validate_rows(rows_of(tmp_path), strict=False, quarantine=None)
+    tally = validate(item_outcomes(rows_of(tmp_path)))
     named = [
         line.removeprefix(f"{tmp_path}/").partition("; known")[0]
         for line in tally.faults
@@ -337,7 +304,7 @@ def test_data_settings_fill_in_missing_columns(tmp_path: Path) -> None:
 )
 def test_unused_or_misspelt_setting_is_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     data = rows_of(write(tmp_path / "rows.jsonl", [a_pair(1)])).model_copy(update=changes)
-    readers = [read, partial(validate_rows, strict=False, quarantine=None)]
+    readers = [read, lambda data: validate(item_outcomes(data))]
     for reader in readers[: 1 if data.source == "culture_cards" else 2]:
         with pytest.raises(DataError, match=message):
             reader(data)
@@ -363,13 +330,3 @@ def test_faulty_rows_are_left_out_and_counted_or_an_error(tmp_path: Path) -> Non
     ):
         assert len(read(config.model_copy(update={"faulty_rows": "skip"}), faulty=(faulty := []))) == 2
     assert [line.partition(": ")[0] for line in faulty] == [f"{config.path}:2"]
-
-
-def test_pairs_of_one_group_stay_in_one_split(tmp_path: Path) -> None:
-    splits = load(rows_of(write(tmp_path / "rows.jsonl", [a_pair(i, group=f"g{i // 5}") for i in range(100)])))
-
-    def groups(items: tuple[Item, ...]) -> set[str]:
-        return {item.group for item in items}
-
-    assert (len(groups(splits.train)), len(groups(splits.test))) == (16, 4)
-    assert not groups(splits.train) & groups(splits.test)

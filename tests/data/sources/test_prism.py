@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.data import load
 from think_as_locals.data import read as read_source
 from think_as_locals.data.rows import Outcome
-from think_as_locals.data.sources import jsonl, prism, recognise
+from think_as_locals.data.sources import prism, recognise
 from think_as_locals.types import DataError, DataWarning, Item
 
 
@@ -63,9 +62,9 @@ def outcomes_of(path: Path, survey: list[Any] = SURVEY, utterances: list[Any] = 
     return list(prism.outcomes(str(folder(path, survey, utterances))))
 
 
-def read(path: Path, countries: str = "null") -> list[Item]:
+def read(path: Path) -> list[Item]:
     """As any recipe with data=prism does."""
-    overrides = ["data=prism", f"data.path={path}", f"data.countries={countries}", "data.faulty_rows=error"]
+    overrides = ["data=prism", f"data.path={path}", "data.faulty_rows=error"]
     return list(read_source(load_recipe("recipes/tal_grpo.yaml", overrides).data))
 
 
@@ -93,12 +92,6 @@ def test_responses_scored_differently_by_one_person_become_pairs(tmp_path: Path,
     assert (first.prompt, first.responses) == ("What matters, user0, 0?", ("Answer 1.", "Answer 0."))
     assert (first.group, first.language, first.domain, first.source) == ("user0", "en", "values guided", "prism")
     assert Counter(item.culture for item in items) == {"CL": 6, "KR": 1}
-
-
-def test_countries_setting_keeps_people_of_those_countries(tmp_path: Path) -> None:
-    assert [item.group for item in read(folder(tmp_path), "[KR]")] == ["user1"]
-    with pytest.raises(DataError, match="no items of 'NZ'; there are items of: "):
-        read(tmp_path, "[NZ]")
 
 
 def test_other_files_give_a_warning_and_conversation_type_is_optional(tmp_path: Path) -> None:
@@ -154,18 +147,11 @@ def test_invalid_utterances_are_reported(tmp_path: Path, changes: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("row", "expected"),
-    [
-        (person("user9", "Atlantis", ""), ["blank"]),
-        (person("user9", "Atlantis", "ATL"), ["no_country"]),
-        (person("user9", " ", "CHL"), ["blank"]),
-        (person(None), ["missing"]),
-        ({"user_id": "user9"}, ["missing"]),
-        (7, ["model_type"]),
-    ],
+    [(person("user9", "Atlantis", "ATL"), "no_country"), (person("user9", " ", "CHL"), "blank"), (7, "model_type")],
 )
-def test_invalid_survey_row_is_reported_and_the_others_are_read(tmp_path: Path, row: Any, expected: list[str]) -> None:
+def test_invalid_survey_row_is_reported_and_the_others_are_read(tmp_path: Path, row: Any, expected: str) -> None:
     outcomes = outcomes_of(tmp_path, [*SURVEY, row])
-    assert faults(outcomes) == {"survey:4": expected}
+    assert faults(outcomes) == {"survey:4": [expected]}
     assert sum(len(outcome.items) for outcome in outcomes) == len(PAIRS)
 
 
@@ -239,29 +225,12 @@ def test_both_configs_of_a_hub_id_are_read_with_distinct_places(monkeypatch: pyt
 # --- as a source like any other ---
 
 
-def test_folder_is_recognised_validated_and_built(tmp_path: Path, tal: Tal) -> None:
-    (tmp_path / "prism").mkdir()
-    path = folder(tmp_path / "prism", utterances=[*UTTERANCES, utterance(8, 0)])
+def test_folder_is_recognised_and_validated(tmp_path: Path, tal: Tal) -> None:
+    path = folder(tmp_path, utterances=[*UTTERANCES, utterance(8, 0)])
     assert recognise(str(path)) == "prism"
     done = tal("data", "validate", str(path))
-    assert done.status == 1
     assert f"{path / 'utterances.jsonl'}:9: error: greater_than_equal: score: " in done.out
     assert done.out.splitlines()[-1] == "12 rows = 11 imported (7 items) + 1 in quarantine"
-    out = tmp_path / "items.jsonl"
-    tal("data", "build", "data=prism", f"data.path={path}", "data.countries=[KR]", f"out={out}")
-    assert [item.id for item in jsonl.read(out)] == ["prism/int2/ut7-ut6"]
-    (bad,) = (tmp_path / "items.quarantine.jsonl").read_text().splitlines()
-    assert json.loads(json.loads(bad)["text"]) == utterance(8, 0)
-
-
-def test_no_person_is_in_both_splits(tmp_path: Path) -> None:
-    survey = [person(f"user{i}") for i in range(20)]
-    rows = [utterance(100 * i + j, j + 1, user=f"user{i}", turn=i) for i in range(20) for j in range(3)]
-    words = ["data=prism", f"data.path={folder(tmp_path, survey, rows)}", "data.validation_share=null"]
-    both = load(load_recipe("recipes/tal_grpo.yaml", words).data)
-    train, test = ({item.group for item in side} for side in (both.train, both.test))
-    assert not train & test
-    assert (len(train), len(test), len(both.train), len(both.test)) == (16, 4, 48, 12)
 
 
 def test_released_test_people_match_datasets_train_test_split(tmp_path: Path) -> None:

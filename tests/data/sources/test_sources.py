@@ -18,7 +18,7 @@ from think_as_locals.config.checks import load_data_config
 from think_as_locals.data import load
 from think_as_locals.data.sources import SOURCES, jsonl, recognise, row_by_row, row_outcomes
 from think_as_locals.data.sources.columns import Columns
-from think_as_locals.data.validate import build, validate_rows
+from think_as_locals.data.validate import build, item_outcomes, validate
 from think_as_locals.types import DataSource
 
 GUIDE = (ROOT / "think_as_locals" / "data" / "sources" / "README.md").read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ def test_example_source_of_the_guide_works_end_to_end(tmp_path: Path, monkeypatc
     data = data_section(source="jsonl", path=str(file)).model_copy(update={"source": "comparisons"})
 
     assert recognise(str(file)) == "comparisons"
-    tally = validate_rows(data, strict=False, quarantine=None)
+    tally = validate(item_outcomes(data))
     assert (tally.rows, tally.imported, tally.items) == (13, 10, 10)
     faults = [line.removeprefix(f"{file}:").split(": ")[:4] for line in tally.faults]
     assert [" ".join(fault[: 3 if fault[1] == "skipped" else 4]) for fault in faults] == [

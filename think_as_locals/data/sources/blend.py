@@ -12,7 +12,6 @@ import csv
 import json
 import re
 import unicodedata
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,10 @@ from typing import Annotated
 from pydantic import BaseModel, StringConstraints, ValidationError
 
 from think_as_locals.config.schema import DataSection
-from think_as_locals.data.rows import Fault, Outcome, Row, faults_of, path_of, size_of, valid_items
+from think_as_locals.data.rows import Fault, Outcome, Row, faults_of, path_of, size_of, valid_items, warn_unread
 from think_as_locals.data.splits import flip_set_combinations
 from think_as_locals.runtime.files import read_json
-from think_as_locals.types import DataError, DataWarning, Item
+from think_as_locals.types import DataError, Item
 
 MIN_VOTES = 3
 
@@ -116,10 +115,6 @@ def read(data: DataSection, seed: int) -> Iterator[Item]:
     """
     by_question, invalid = _questions(data)
     yield from valid_items(invalid)
-    if ignored := [Path(outcome.row.file).name for outcome in invalid]:
-        warnings.warn(
-            f"{data.path}: not read, since BLEnD has no such region: {', '.join(ignored)}", DataWarning, stacklevel=2
-        )
     for question, regions in by_question.items():
         yield from _items(question, regions, data, seed)
 
@@ -211,9 +206,8 @@ def _questions(data: DataSection) -> tuple[dict[str, list[RegionQuestion]], list
     if not valid and not invalid:
         expected = f"no <Region>_data.json of {', '.join(REGIONS)}; data.path is a folder of BLEnD's data"
         raise DataError(f"{path / 'annotations'}: {expected}")
-    for file in sorted({*(path / "annotations").glob("[!.]*")}.difference(annotations.values())):
-        fault = Fault("unread_file", f"got {file.name}, expected <Region>_data.json of {', '.join(REGIONS)}")
-        invalid.append(Outcome(Row(str(file), 1, None, ""), faults=(fault,)))
+    expected = f"expected <Region>_data.json of {', '.join(REGIONS)}"
+    warn_unread(path / "annotations", annotations.values(), expected)
     synonyms = Synonyms([vote.spellings for vote in fields.annotations] for _, _, _, fields in valid)
     by_question: dict[str, list[RegionQuestion]] = defaultdict(list)
     for region, question, row, fields in valid:

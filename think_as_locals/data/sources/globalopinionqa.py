@@ -104,10 +104,6 @@ def outcomes(rows: Iterable[Row], min_share_gap: float | None) -> Iterator[Outco
         yield outcome._replace(items=tuple(items))
 
 
-def _is_empty(text: object) -> bool:
-    return text is None or text != text or (isinstance(text, str) and not text.strip())  # NaN, as pandas writes it
-
-
 def _read_rows(rows: Iterable[Row]) -> Iterator[tuple[Outcome, OpinionQuestion | None]]:
     """Yield each row and its question, without countries for which an earlier row compares the same answers."""
     earlier: _Earlier = defaultdict(list)
@@ -115,7 +111,8 @@ def _read_rows(rows: Iterable[Row]) -> Iterator[tuple[Outcome, OpinionQuestion |
 
     def read(row: Row) -> Iterator[Fault]:
         nonlocal question
-        if isinstance(row.value, Mapping) and "question" in row.value and _is_empty(row.value["question"]):
+        asked = row.value.get("question", "?") if isinstance(row.value, Mapping) else "?"
+        if asked is None or asked != asked or (isinstance(asked, str) and not asked.strip()):  # NaN: written by pandas
             yield Fault("no_question", "question is missing")
             return
         fields = OpinionRow.model_validate(row.value)

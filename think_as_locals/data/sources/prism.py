@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, FiniteFloat
+from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 from pydantic_core import PydanticCustomError
 
 from think_as_locals.data.fields import Identifier, RowModel, Text
@@ -24,6 +24,14 @@ class PersonRow(RowModel):
     user_id: Identifier
     country: Text = Field(validation_alias="location.reside_country")
     country_code: Text = Field("", validation_alias="location.reside_countryISO")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flatten(cls, row: Any) -> Any:
+        location = unpack(row.get("location")) if isinstance(row, Mapping) else None
+        if not isinstance(location, Mapping):  # in other exports its parts are columns
+            return row
+        return {**row, **{f"location.{name}": part for name, part in location.items()}}
 
 
 def _check_response(text: str) -> str:
@@ -48,19 +56,11 @@ class UtteranceRow(RatedRow):
     domain: Text = Field("conversation", validation_alias="conversation_type")
 
 
-def _person(row: Row) -> PersonRow:
-    location = unpack(row.value.get("location")) if isinstance(row.value, Mapping) else None
-    if isinstance(location, Mapping):  # in other exports its parts are columns
-        parts = {f"location.{name}": part for name, part in location.items()}
-        return PersonRow.model_validate({**row.value, **parts})
-    return PersonRow.model_validate(row.value)
-
-
 def _survey(path: str, countries: dict[str, str | None]) -> Iterator[Outcome]:
     """Yield the outcomes of the survey; add each person's country to `countries`, `None` if it is unknown."""
 
     def read(row: Row) -> Iterator[Fault]:
-        person = _person(row)
+        person = PersonRow.model_validate(row.value)
         if person.user_id in countries:
             yield Fault("repeated_id", f"user_id {person.user_id!r} is already in an earlier row")
             return
