@@ -29,10 +29,15 @@ PAIRS = [
 GENERATED_FILES = ["README.md", "judge.yaml", "one_cpu.yaml", "one_gpu.yaml", "rewards.py", "test_rewards.py"]
 
 
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:own. 13 items are training items too")
-def test_readme_walkthrough_of_tal_init_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_readme_walkthrough_of_tal_init_runs(monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
     done = tal("init", "sample")
     assert done.status == 0, done.err
     assert "300 rows = 300 imported (300 items) + 0 in quarantine" in done.out
@@ -77,10 +82,7 @@ def test_readme_walkthrough_of_tal_init_runs(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])
-def test_init_inspects_rows_of_every_file_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, suffix: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_init_inspects_rows_of_every_file_format(tmp_path: Path, tal: Tal, suffix: str) -> None:
     write(Path(f"my rows: 'é'{suffix}"), PAIRS)
     done = tal("init", "mine", "--from", f"my rows: 'é'{suffix}")
     assert done.status == 0, done.err
@@ -96,10 +98,7 @@ def test_init_inspects_rows_of_every_file_format(
     assert load_recipe("mine/one_gpu.yaml").run.launch is None  # doctor estimates one process
 
 
-def test_init_chooses_the_data_source_from_the_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_init_chooses_the_data_source_from_the_columns(tal: Tal) -> None:
     jsonl.write(ITEMS, Path("mine.jsonl"))
     assert tal("init", "mine", "--from", "mine.jsonl").status == 0
     assert load_recipe("mine/judge.yaml").data.source == "jsonl"
@@ -108,10 +107,7 @@ def test_init_chooses_the_data_source_from_the_columns(
     assert load_recipe("ab/judge.yaml").data.source == "rows"
 
 
-def test_file_name_with_interpolation_syntax_is_taken_literally(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_file_name_with_interpolation_syntax_is_taken_literally(tmp_path: Path, tal: Tal) -> None:
     name = r"${oc.env:HF_TOKEN} \${seed}\.csv"
     write(Path(name), [{"prompt": f"{i}?", "chosen": "a", "rejected": "b"} for i in "123"])
     assert tal("data", "validate", name).status == 0
@@ -119,10 +115,7 @@ def test_file_name_with_interpolation_syntax_is_taken_literally(
     assert load_recipe("mine/judge.yaml").data.path == str(tmp_path / name)
 
 
-def test_init_writes_the_names_of_columns_and_labels_into_the_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_init_writes_the_names_of_columns_and_labels_into_the_recipe(tal: Tal) -> None:
     write(Path("my.csv"), [{"ask": f"{i}?", "one": "yes", "two": "no", "label": 1 + i % 2} for i in range(4)])
     columns = ["data.columns={prompt: ask, responses: [one, two], best: label}", "data.labels={1: a, 2: b}"]
     done = tal("init", "mine", "--from", "my.csv", *columns)
@@ -144,9 +137,8 @@ def test_init_writes_the_names_of_columns_and_labels_into_the_recipe(
     ],
 )
 def test_init_rejects_unusable_rows_and_creates_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, row: dict[str, str], message: str
+    tmp_path: Path, tal: Tal, row: dict[str, str], message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("my.jsonl").write_text(json.dumps(row) + "\n")
     done = tal("init", "mine", "--from", "my.jsonl")
     assert (done.status, message in done.err) == (2, True), done.err
@@ -161,10 +153,7 @@ def test_init_rejects_unusable_rows_and_creates_nothing(
         (["new", "--from", "no.csv"], "no.csv: no such file"),
     ],
 )
-def test_failed_init_leaves_existing_files_untouched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, words: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_failed_init_leaves_existing_files_untouched(tmp_path: Path, tal: Tal, words: list[str], message: str) -> None:
     Path("there").mkdir()
     done = tal("init", *words)
     assert (done.status, message in done.err) == (2, True), done.err

@@ -42,6 +42,16 @@ def a_row(value: Any, number: int = 7) -> Row:
     return Row("/some/where/rows.jsonl", number, value, json.dumps(value))
 
 
+def carb_row(number: int) -> dict[str, Any]:
+    """A row as CARB is published."""
+    prompt = f"Frage {number}: Was isst man hier am liebsten zum Frühstück, wenn die Familie am Sonntag Zeit hat?"
+    chosen = [f"Brötchen mit Butter und Marmelade, dazu ein weich gekochtes Ei, und zwar {number} davon."]
+    rejected = [f"Antwort {letter} auf die Frage, die niemand so gestellt hätte." for letter in "ABC"]
+    counts = {"num_correct": 1, "num_rejected": 3, "total_completions": 4, "additional_metadata": "{}"}
+    row = {"id": str(number), "language": "German", "country": "Germany", "subset": "cultural_commonsense"}
+    return row | counts | {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
 def fault_names(outcome: Outcome) -> list[str]:
     """The names of a row's faults, in order."""
     return [fault.name for fault in outcome.faults]

@@ -153,6 +153,7 @@ def test_splits_share_no_unit_and_pairing_tests_only_facts_in_training(
         assert facts((*splits.test, *splits.validation)) <= facts(splits.train)
     else:
         assert splits.test
+        assert splits.validation or not (validation_share and splits.train)  # one unit at least
     shuffled = split_items(rng.sample(items, len(items)), split, test_share, validation_share)
     assert [{item.id for item in side} for side in sides(shuffled)] == [
         {item.id for item in side} for side in sides(splits)

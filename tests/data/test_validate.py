@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import Tal
-from data.tables import fault_names, write
+from data.tables import carb_row, fault_names, write
 
 from think_as_locals.data import validate
 from think_as_locals.data.rows import Outcome, Row, read_rows
@@ -22,15 +22,6 @@ from think_as_locals.data.validate import examine
 from think_as_locals.types import DataError, Item
 
 VALIDATE = [sys.executable, "-c", "from think_as_locals.cli import main; main()", "data", "validate"]
-
-
-def carb_row(number: int) -> dict[str, Any]:
-    prompt = f"Frage {number}: Was isst man hier am liebsten zum Frühstück, wenn die Familie am Sonntag Zeit hat?"
-    chosen = [f"Brötchen mit Butter und Marmelade, dazu ein weich gekochtes Ei, und zwar {number} davon."]
-    rejected = [f"Antwort {letter} auf die Frage, die niemand so gestellt hätte." for letter in "ABC"]
-    counts = {"num_correct": 1, "num_rejected": 3, "total_completions": 4, "additional_metadata": "{}"}
-    row = {"id": str(number), "language": "German", "country": "Germany", "subset": "cultural_commonsense"}
-    return row | counts | {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
 ENGLISH = "Bread rolls with butter and jam, and a soft-boiled egg, whenever the family has time for it on Sundays."

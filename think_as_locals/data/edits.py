@@ -246,9 +246,15 @@ def _edited(fields: EditRow, before: Item) -> Iterator[Item | Fault]:
         yield Fault("missing", "a CL edit changes the language of the responses: it needs responses")
     if (prompt, responses) == (before.prompt, before.responses):
         yield Fault("unchanged", "prompt and responses are the item's: expected at least one that differs")
-    edited = {"id": f"{before.id}#{fields.probe}", "prompt": prompt, "responses": responses}
-    edited |= {"RC": {"culture": None}, "CC": {"origins": ()}}.get(fields.probe, {})
-    yield from (before, replace(before, **edited))
+    yield before
+    yield replace(
+        before,
+        id=f"{before.id}#{fields.probe}",
+        prompt=prompt,
+        responses=responses,
+        culture=None if fields.probe == "RC" else before.culture,
+        origins=() if fields.probe == "CC" else before.origins,
+    )
 
 
 def of_items(edits: Edits, items: Iterable[Item], known: Iterable[Item]) -> Edits:

@@ -46,10 +46,6 @@ OPEN_FIELDS = ("id", "culture", "language", "domain", "source", "group", "prompt
 """The columns by which their rows are recognised."""
 
 
-def _open_culture(name: str) -> str | None:
-    return _OPEN_CULTURES[name] if name in _OPEN_CULTURES else check_country(name)
-
-
 class CarbRow(RowModel):
     """CARB as published (arXiv 2509.21798): Best-of-4. The language is an English name.
 
@@ -76,7 +72,9 @@ class OpenRow(RowModel):
     domain: Text
     source: Text
     rejected: Texts
-    culture: Annotated[str, AfterValidator(_open_culture)]
+    culture: Annotated[
+        str, AfterValidator(lambda name: _OPEN_CULTURES[name] if name in _OPEN_CULTURES else check_country(name))
+    ]
     language: Language
 
 
