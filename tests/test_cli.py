@@ -414,4 +414,4 @@ def test_control_characters_in_keys_are_escaped_in_errors(
         main(str(recipe))
     message = capsys.readouterr().err
     assert "\x1b" not in message
-    assert r"a\x1b[2J: no such key" in message
+    assert r"a\u001b[2J: no such key" in message

@@ -63,7 +63,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
     """Ask a teacher about items, and write its right completions to the folder's `demonstrations.jsonl`."""
     quiet_transformers()
     console, tally = progress_console(), YieldCounter(items, _OUTCOMES, marks=["hinted"])
-    console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)
+    console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})")
     if not folder.demonstrations.is_file():
         with load_judge(config.teacher, config.seed) as teacher, progress_bar(console) as bar:
             # Those with the hint come last, for items that no other try judged right.
@@ -80,7 +80,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
             )
         write_rows(folder.demonstrations, sorted(rows, key=lambda row: tally.index(row["item"]["id"])))
     print_result(on_terminal(table(read_json(folder.yields))))
-    print(f"demonstrations  {folder.demonstrations}")
+    print_result(f"demonstrations  {folder.demonstrations}")
 
 
 def query_teacher(

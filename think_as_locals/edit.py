@@ -59,7 +59,7 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
     """Ask a model for edits of items, and write those that keep the rules to the folder's `edits.jsonl`."""
     quiet_transformers()
     console = progress_console()
-    console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)
+    console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})")
     if not folder.edits.is_file():
         rows, found = list[dict[str, Any]](), dict[str, Any]()
         engine, identity, chunk_size = load_policy(config.editor)
@@ -76,7 +76,7 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
             )
         write_rows(folder.edits, rows)
     print_result(*map(on_terminal, tables(read_json(folder.yields)["probes"])))
-    print(f"edits  {folder.edits}")
+    print_result(f"edits  {folder.edits}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from think_as_locals.evaluation.judgements import Judgements
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.sampling import advance
-from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.evaluation.tables import on_terminal as table_on_terminal
 from think_as_locals.evaluation.tasks import Question, candidates_table, draw, questions_of
 from think_as_locals.judging import reorder_responses, shuffle_responses
@@ -36,7 +35,7 @@ from think_as_locals.machine.doctor import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
-from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.output import Terminal, print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
@@ -117,7 +116,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
     """
     quiet_transformers()
     console = progress_console(is_main=peers.is_main)
-    errors = Console(stderr=True, style="red", highlight=False, quiet=not peers.is_main)
+    errors = Terminal(stderr=True, style="red", quiet=not peers.is_main)
     console.print(
         f"{config.run.name}: {len(data.items):,} items ({config.data.source}), reward models: {len(config.rms)}"
     )
@@ -139,18 +138,17 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
                 raise
             failed.append(name)
             message = record_failure(error, record) if peers.is_main else ""
-            errors.print(escape_terminal(f"{name} failed: {message}"))
+            errors.print(f"{name} failed: {message}")
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
     if not peers.is_main:
         return
     page = write_leaderboard([folder.path], folder.path, data.items, judgements)
-    Console(highlight=False).print(*on_terminal(folder.path))
-    print(f"leaderboard  {page}")
+    print_result(*on_terminal(folder.path), f"leaderboard  {page}")
     if failed:
         errors.print(f"failed       {', '.join(failed)}: run.resume=auto tries again")
         if config.sample is not None:
             command = shlex.join(["tal", "validity", str(folder.path)])
-            errors.print(f"no r2        a reward model failed; for the others: {command}", markup=False, soft_wrap=True)
+            errors.print(f"no r2        a reward model failed; for the others: {command}", soft_wrap=True)
         raise SystemExit(1)
     if config.sample is not None:
         _validity(folder, errors)
@@ -161,23 +159,23 @@ def _validity(folder: RunFolder, errors: Console) -> None:
     try:
         found = downstream.write_validity(downstream.read_results(folder.path), folder.validity)
     except DataError as error:
-        errors.print(f"no r2: {error}", markup=False)
+        errors.print(f"no r2: {error}")
         return
     if found["warning"]:
-        errors.print(f"warning: {found['warning']}", markup=False)
+        errors.print(f"warning: {found['warning']}")
     print_result(*map(table_on_terminal, downstream.tables(found)))
-    print(f"validity     {folder.validity.with_suffix('.svg')}")
+    print_result(f"validity     {folder.validity.with_suffix('.svg')}")
 
 
 def sample(config: SampleConfig, questions: Sequence[Question], folder: RunFolder) -> None:
     """Sample candidates and write them to the folder's `candidates.jsonl`, as `eval.candidates` reads them."""
     quiet_transformers()
     console = progress_console()
-    console.print(f"{config.run.name}: {len(questions):,} prompts ({config.sample.task})", highlight=False)
+    console.print(f"{config.run.name}: {len(questions):,} prompts ({config.sample.task})")
     with progress_bar(console) as bar:
         draw(config.sample, config.seed, questions, folder, bar)
     print_result(table_on_terminal(candidates_table(read_json(folder.candidates_summary))))
-    print(f"candidates  {folder.candidates}")
+    print_result(f"candidates  {folder.candidates}")
 
 
 def record_failure(error: Exception, path: Path) -> str:
@@ -276,7 +274,7 @@ class RewardModelEvaluation:
                 reason=no_edit_reason if config.eval.probes is True else lambda *_: "the file has no such edit of it",
             )
             for line in applied(found):
-                self.console.print(escape_terminal(f"{self.name}: {line}"))
+                self.console.print(f"{self.name}: {line}")
         if self.peers.is_main:
             write_json(self._result("probes"), found)
 

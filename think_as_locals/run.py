@@ -24,6 +24,7 @@ from think_as_locals.config.model_schema import (
 )
 from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.runtime.gpus import take_own_gpus
+from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.processes import interrupt, on_signals
 from think_as_locals.runtime.ranks import Peers, apply_launch
 from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, run_folder
@@ -130,7 +131,7 @@ def _load_config(recipe: str, overrides: Sequence[str]) -> Config:
 
     config = load_single(recipe, overrides)
     if (launched := apply_launch(config.run.launch)) is not None:
-        print(launched)
+        print_result(launched)
     preflight(config)
     return config
 

@@ -11,7 +11,6 @@ from shutil import rmtree
 
 import torch
 from accelerate import PartialState
-from rich.console import Console
 from rich.progress import Progress
 
 from think_as_locals.config.launch import read_launch
@@ -27,7 +26,7 @@ from think_as_locals.machine.memory import describe
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
-from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.report import on_terminal, write_report
 from think_as_locals.scpo.results import (
@@ -118,8 +117,8 @@ class ScpoRun:
             stop_if_requested(config.run.name, self.signals, spec.name)
         if main:
             report = write_report(self.folder.path, config, prepared.held_out, prepared.scores, results)
-            Console(highlight=False).print(*on_terminal(self.folder.path))
-            print(f"report      {report}\nmodels      {self.folder.steered_models}")
+            print_result(*on_terminal(self.folder.path))
+            print_result(f"report      {report}\nmodels      {self.folder.steered_models}")
 
     def _prepare(self, train: Sequence[Item], test: Sequence[Item]) -> Prepared:
         """Load the global RM, score all responses, and drop the pairs that cannot be used."""

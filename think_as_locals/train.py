@@ -32,7 +32,7 @@ from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_lon
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.model_files import reading_model
-from think_as_locals.runtime.output import progress_console, quiet_transformers, shorten_repeats
+from think_as_locals.runtime.output import print_result, progress_console, quiet_transformers, shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_requested, train_stage
 from think_as_locals.training.cold_start import TRACKED_PART, ColdStartTrainer, demonstrate
@@ -95,7 +95,7 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
     console = progress_console(is_main=is_main)
     trained = ", ".join(f"{data.sources.count(name):,} of {name}" for name in config.data.sources)
     evaluated = ", ".join(f"{name} {len(each.items):,}" for name, each in data.sets.items())
-    console.print(f"{config.run.name}: training items {trained}; evaluation items: {evaluated}", highlight=False)
+    console.print(f"{config.run.name}: training items {trained}; evaluation items: {evaluated}")
     with StopSignals() as signals:
         model = str(config.model.path)  # what GRPO trains: this, or the result of the cold start
         if config.sft is not None:
@@ -108,13 +108,13 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
             if not folder.examples.is_file():
                 jsonl.write(select(data.sets[TEST].items, _EXAMPLES), folder.examples)
             report, best = write_report(folder.path), carb.best_step(folder)
-            print(f"model       {folder.model}\nreport      {report}\njudgements  {folder.carb_dir}")
+            print_result(f"model       {folder.model}\nreport      {report}\njudgements  {folder.carb_dir}")
             if best is not None and best < max(folder.evaluated_steps()):
                 where = folder.checkpoints / f"step-{best}" if best else "the model before GRPO"
-                print(f"better      {where}, on validation items")
+                print_result(f"better      {where}, on validation items")
             if is_randomly_initialised(folder):
-                print(f"\n{FROM_SCRATCH}")
-            print("\nNext:", *(f"  {line}  # {why}" for line, why in next_steps(folder)), sep="\n")
+                print_result(f"\n{FROM_SCRATCH}")
+            print_result("\nNext:", *(f"  {line}  # {why}" for line, why in next_steps(folder)))
 
 
 def cold_start(
@@ -315,7 +315,7 @@ def warn_of_parse_failures(config: RunConfig, scored: Sequence[ScoredItem], cons
     shown = [cut(shorten_repeats(" ".join(each.completion.split())), 200) for each in failures[:2]]
     causes = parse_failure_causes(config, failures)
     message = f"{len(failures)} of {len(scored)} test judgements before GRPO have no verdict, such as {shown}. {causes}"
-    console.print(f"warning: {message}", style="yellow", highlight=False, markup=False)
+    console.print(f"warning: {message}", style="yellow")
 
 
 def judge_sets(

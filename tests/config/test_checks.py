@@ -385,7 +385,7 @@ def test_load_items_accepts_only_data_settings() -> None:
         ("data.split", "grouped", "data.split: got 'grouped', expected 'group' or 'pairing'"),
         ("model.dtype", "float16", "model.dtype: got 'float16', expected 'float32' or 'bfloat16'"),
         ("prompt.template", "listwize", "no 'listwize'; did you mean 'listwise'?; available: compact"),
-        ("sft", None, "sft: a randomly initialised model needs a cold start (trainer=cold_start_grpo)"),
+        ("sft", None, "sft: a randomly initialised model needs trainer=cold_start_grpo"),
         ("model.path", "some/model", "model: got both of model.path and model.scratch, expected one of them"),
     ],
 )

@@ -224,7 +224,7 @@ def test_printed_table_escapes_markup_and_control_characters() -> None:
     run = credited(lambda i, _: i % 2, [dataclasses.replace(item, domain=domain) for item in ITEMS])
     text = printed(compare(run, run, "domain"), "[bold]\x1b]0;title\x07")
     assert not set("\x1b\x9b\x07\u202e") & set(text)
-    assert r"[red]a\x1b[2J\x9b31m\u202e" in text
+    assert r"[red]a\u001b[2J\u009b31m\u202e" in text
     assert "[bold]" in text
 
 

@@ -99,11 +99,11 @@ def test_record_uses_indices_of_the_original_responses(item: Item) -> None:
 @pytest.mark.parametrize(
     ("text", "escaped"),
     [
-        ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
-        ("\x9b31m", r"\x9b31m"),
-        ("over\rwrite\b", r"over\rwrite\x08"),
+        ("\x1b[2J\x1b]0;title\x07", r"\u001b[2J\u001b]0;title\u0007"),
+        ("\x9b31m", r"\u009b31m"),
+        ("over\rwrite\b", r"over\rwrite\b"),
         ("\u202egnp.exe\u2066", r"\u202egnp.exe\u2066"),
-        ("hidden\U000e0041\u200b", r"hidden\U000e0041\u200b"),
+        ("hidden\U000e0041\u200b", r"hidden\udb40\udc41\u200b"),
         ("\ud800", r"\ud800"),
         ("[red]no markup[/red] :smile:", "[red]no markup[/red] :smile:"),
         ("नमस्\u200dते\r\nสวัสดี", "नमस्\u200dते\nสวัสดี"),
@@ -127,5 +127,5 @@ def test_judgement_view_escapes_every_untrusted_text() -> None:
         prediction = ScoredItem(item=item, presented=shuffle_responses(item), judgement=parse(text, 2))
         output = drawn(judgement_view(prediction), width=200)
         assert "\x1b" not in output
-        assert output.count(r"\x1b[31mno") >= 6
+        assert output.count(r"\u001b[31mno") >= 6
     assert "\x1b" not in drawn(scores_view(item, [0.0, 1.0]), width=200)

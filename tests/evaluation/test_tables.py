@@ -35,7 +35,7 @@ def test_untrusted_text_is_escaped_in_every_form() -> None:
     console.print(on_terminal(TABLE, "\x1b]0;title", "caption"))
     text = console.export_text()
     assert not set("\x1b\u202e") & set(text)
-    assert r"<b>|[red]*x*\x1b[2J\u202e" in text
+    assert r"<b>|[red]*x*\u001b[2J\u202e" in text
     assert "50.0 [25.0, 75.0], n 40" in text
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from think_as_locals.cli import data, judge, results, run
 from think_as_locals.runtime.files import explain, file_fault
-from think_as_locals.runtime.output import set_output
+from think_as_locals.runtime.output import print_error, set_output, visible
 from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError, TrainingWarning
 
 _ENVIRONMENT = {
@@ -57,7 +57,7 @@ def main(recipe: str | None = None) -> None:
         status, message = _status_and_message(error)
         if not message:
             raise
-        print(f"tal: {_escape_message(message)}", file=sys.stderr)
+        print_error(message)
         raise SystemExit(status) from error
 
 
@@ -71,20 +71,13 @@ def _is_pipe_closed() -> bool:
     return True
 
 
-def _escape_message(message: str) -> str:
-    """Return a message with its control characters escaped: it may contain names from recipes and files."""
-    from think_as_locals.data.rows import printable
-
-    return "\n".join(map(printable, message.split("\n")))
-
-
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Format a warning about data or training as one line, without the code that gave it."""
     if issubclass(category, DataWarning | TrainingWarning):
-        return f"tal: warning: {_escape_message(str(message))}\n"
-    return _DEFAULT_FORMAT_WARNING(message, category, filename, lineno, line)
+        return f"tal: warning: {visible(str(message))}\n"
+    return visible(_DEFAULT_FORMAT_WARNING(message, category, filename, lineno, line))
 
 
 def _status_and_message(error: BaseException) -> tuple[int, str | None]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from think_as_locals.cli.run import add_command
 from think_as_locals.runtime.files import naming, write_text
+from think_as_locals.runtime.output import print_result
 from think_as_locals.types import ConfigError, DataError, first_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _build(arguments: Namespace) -> None:
         raise ConfigError("give one out=FILE.jsonl, the file to write the items to")
     config = load_data_config([text for text in arguments.overrides if text not in out])
     if SOURCES[config.data.source].outcomes is None:  # generated, not read from rows
-        print(f"{path}: {jsonl.write(read(config.data, config.seed), path):,} items")
+        print_result(f"{path}: {jsonl.write(read(config.data, config.seed), path):,} items")
     else:
         show(build(config.data, path, strict=arguments.strict, seed=config.seed))
 
@@ -80,7 +81,7 @@ def _validate(arguments: Namespace) -> None:
     quarantine = Path(arguments.quarantine) if arguments.quarantine else None
     tally = validate(outcomes, strict=arguments.strict, quarantine=quarantine)
     if arguments.json:
-        print(json.dumps(tally.as_dict()))
+        print_result(json.dumps(tally.as_dict()))
     else:
         show(tally)
     raise SystemExit(0 if tally.clean else 1)
@@ -133,9 +134,9 @@ def _init(arguments: Namespace) -> None:
         shutil.rmtree(temp)
         raise
     written = ", ".join(sorted(file.name for file in folder.iterdir()))
-    print(f"{path}: read as data={data.source}\n{summary}\n{folder} has {written}\n")
-    print(f"Next:\n  cd {shlex.quote(str(folder))}")
-    print("  tal run judge.yaml run.name=first  # README.md has the commands in order")
+    print_result(f"{path}: read as data={data.source}\n{summary}\n{folder} has {written}\n")
+    print_result(f"Next:\n  cd {shlex.quote(str(folder))}")
+    print_result("  tal run judge.yaml run.name=first  # README.md has the commands in order")
 
 
 def _write_sample(path: Path) -> None:

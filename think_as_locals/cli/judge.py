@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -57,13 +56,12 @@ def add(commands: Any) -> None:
 
 
 def _judge(arguments: Namespace) -> None:
-    from rich.console import Console
     from rich.progress import Progress
 
-    from think_as_locals.runtime.output import progress_console
+    from think_as_locals.runtime.output import Terminal, print_error, print_result, progress_console
 
     items = _items(arguments)[: arguments.limit]
-    out = Console(markup=False, highlight=False, emoji=False)
+    out = Terminal()
     console = out if out.is_terminal else progress_console()
     show_progress = len(items) > 1 and console.is_terminal and not console.quiet
     with ExitStack() as stack:
@@ -72,19 +70,15 @@ def _judge(arguments: Namespace) -> None:
         task, failures = progress.add_task("judging", total=len(items)), 0
         for first in range(0, len(items), _CHUNK):
             for view, record in read(items[first : first + _CHUNK]):
-                if arguments.json:
-                    out.out(json.dumps(record), highlight=False)  # one line, however narrow the terminal
-                else:
-                    out.print(view)
+                print_result(json.dumps(record) if arguments.json else view)
                 failures += record["verdict"] is None and "issues" in record
                 progress.advance(task)
     if failures:
-        print(
-            f"tal: {failures} of {len(items)} judgements have no verdict: the model did not follow the format of its "
+        print_error(
+            f"{failures} of {len(items)} judgements have no verdict: the model did not follow the format of its "
             "prompt (`issues` name the rules it broke). Check that it was trained as a judge on data of this kind, and "
             "--max-tokens is large enough. `tal doctor --model` tries other prompts; `tal run pretrained` and "
-            "`tal run tal_grpo` train a pretrained model",
-            file=sys.stderr,
+            "`tal run tal_grpo` train a pretrained model"
         )
         raise SystemExit(1)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from argparse import Namespace
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from think_as_locals.runtime.output import print_result
+from think_as_locals.runtime.output import print_error, print_result
 from think_as_locals.types import ConfigError, Item
 
 
@@ -71,7 +70,7 @@ def _compare(arguments: Namespace) -> None:
     found = compare(a, b, arguments.by)
     if arguments.json:
         named = {name: str(run) for name, run in zip("ab", runs.values(), strict=True)}
-        print(json.dumps({**named, "warnings": warnings, "comparisons": [as_dict(each) for each in found]}))
+        print_result(json.dumps({**named, "warnings": warnings, "comparisons": [as_dict(each) for each in found]}))
         return
     title, caption = f"A: {arguments.a}\nB: {arguments.b}", "\n".join([CAPTION, *warnings])
     print_result(on_terminal(table(found, trained), title, caption))
@@ -84,10 +83,10 @@ def _leaderboard(arguments: Namespace) -> None:
     folder = _out_folder(arguments.out)
     page = write_leaderboard(arguments.runs, folder)
     if arguments.json:
-        sys.stdout.write(RunFolder(folder).leaderboard.read_text(encoding="utf-8"))
+        print_result(RunFolder(folder).leaderboard.read_text(encoding="utf-8").rstrip("\n"))
         return
     print_result(*on_terminal(folder))
-    print(page)
+    print_result(str(page))
 
 
 def _validity(arguments: Namespace) -> None:
@@ -98,12 +97,12 @@ def _validity(arguments: Namespace) -> None:
     results, file = read_results(arguments.results), RunFolder(_out_folder(arguments.out)).validity
     found = write_validity(results, file)
     if found["warning"]:
-        print(f"warning: {found['warning']}", file=sys.stderr)
+        print_error(f"warning: {found['warning']}")
     if arguments.json:
-        sys.stdout.write(file.read_text(encoding="utf-8"))
+        print_result(file.read_text(encoding="utf-8").rstrip("\n"))
         return
     print_result(*map(on_terminal, tables(found)))
-    print(file.with_suffix(".svg"))
+    print_result(str(file.with_suffix(".svg")))
 
 
 def _out_folder(out: str) -> Path:
@@ -128,18 +127,17 @@ def _push(arguments: Namespace) -> None:
     if arguments.dry_run:
         visibility = "public" if arguments.public else "private"
         if arguments.json:
-            print(json.dumps({**listed, "private": not arguments.public, "url": None, "removed": []}))
+            print_result(json.dumps({**listed, "private": not arguments.public, "url": None, "removed": []}))
         else:
-            print("\n".join([f"{push.repo}, {visibility}: dry run, nothing is sent", *push.lines()]))
+            print_result("\n".join([f"{push.repo}, {visibility}: dry run, nothing is sent", *push.lines()]))
         return
     access = {"public": arguments.public, "update": arguments.update, "revision": arguments.revision}
     done = upload(push.files, push.repo, api=HfApi(), **access)
     if arguments.json:
-        print(json.dumps({**listed, **asdict(done)}))
+        print_result(json.dumps({**listed, **asdict(done)}))
         return
     for reason in push.left_out:
-        print(f"left out  {reason}")
+        print_result(f"left out  {reason}")
     for path in done.removed:
-        print(f"removed   {path}")
-    print(f"sent      {len(push.files)} files, {'private' if done.private else 'public'}")
-    print(done.url)
+        print_result(f"removed   {path}")
+    print_result(f"sent      {len(push.files)} files, {'private' if done.private else 'public'}", done.url)

@@ -105,13 +105,13 @@ def _run(arguments: Namespace) -> None:
 
         if arguments.json:
             raise ConfigError("--print-config prints YAML: leave out --json")
-        sys.stdout.write(load_config(recipe, overrides).to_yaml())
+        print_result(load_config(recipe, overrides).to_yaml().rstrip("\n"))
         return
     if arguments.dry_run:
         program = import_module("think_as_locals.sweeps.sweep" if arguments.multirun else "think_as_locals.run")
         rows = program.plan(recipe, overrides)
         if arguments.json:
-            print(json.dumps({"plan": rows}))
+            print_result(json.dumps({"plan": rows}))
         else:
             _print_grid(rows)
         return
@@ -127,7 +127,7 @@ def _run(arguments: Namespace) -> None:
 
             path, is_done = start(recipe, overrides).path, True
     if arguments.json:
-        sys.stdout.write(RunFolder(path).findings.read_text(encoding="utf-8"))
+        print_result(RunFolder(path).findings.read_text(encoding="utf-8").rstrip("\n"))
     if not is_done:
         raise SystemExit(1)
 
@@ -163,7 +163,7 @@ def _doctor(arguments: Namespace) -> None:
 
         findings += query_model(arguments.model, arguments.backend, arguments.prompt, progress_console())
     if arguments.json:
-        print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
+        print_result(json.dumps({"findings": [asdict(finding) for finding in findings]}))
     else:
         _print_grid(("MISSING" if finding.fault else "", finding.what, finding.found) for finding in findings)
     raise SystemExit(any(finding.fault for finding in findings))
@@ -175,7 +175,7 @@ def _recipes(_: Namespace) -> None:
 
 
 def _show(arguments: Namespace) -> None:
-    sys.stdout.write(find_recipe(arguments.recipe).read_text(encoding="utf-8"))
+    print_result(find_recipe(arguments.recipe).read_text(encoding="utf-8").rstrip("\n"))
 
 
 def _copy(arguments: Namespace) -> None:
@@ -185,7 +185,7 @@ def _copy(arguments: Namespace) -> None:
         got = "File exists" if target.exists() else f"there is no folder {target.parent}"
         raise ConfigError(f"{target}: {got}; give a new name, in a folder that exists")
     write_text(target, recipe.read_text(encoding="utf-8"))
-    print(f"{target}: edit it, then: tal run {shlex.quote(str(target))}")
+    print_result(f"{target}: edit it, then: tal run {shlex.quote(str(target))}")
 
 
 def _print_grid(rows: Any) -> None:

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
 from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig, SampleConfig
-from think_as_locals.config.rules import rule_faults
 from think_as_locals.config.schema import (
     GlobalRMSection,
     GrpoSection,
@@ -92,22 +91,16 @@ def validate(values: Mapping[str, Any]) -> Config:
         raise ConfigError(
             f"{values['recipe']}: {owners}; a run does one of these: drop the keys that are not this recipe's"
         )
-    kind, data = kinds[0] if kinds else _KINDS[0], values.get("data")
-    mixed = isinstance(data, Mapping) and data.get("source") == "mix"
-    if mixed and kind.schema not in (RunConfig, DemonstrationConfig):
-        purpose = "data=mix is for training a judge or demonstrating"
-        raise ConfigError(f"{values['recipe']}: {purpose}; this recipe {kind.action}: choose one source")
-    return validate_as(kind.schema, values)
+    return validate_as((kinds or _KINDS)[0].schema, values)
 
 
 def validate_as(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
-    """Validate values by a schema and by the rules that it cannot express."""
+    """Validate values by a schema."""
     faults = [fault for name in _TRL_SECTIONS if name in schema.model_fields for fault in trl_faults(name, values)]
     try:
         config = schema.model_validate(values)
-        faults += rule_faults(config)
     except ValidationError as error:
-        faults += [_describe(dict(fault), schema, values) for fault in error.errors()]
+        faults += [line for fault in error.errors() for line in _describe(dict(fault), schema, values).split("\n")]
     if faults:
         listed = first_of(dict.fromkeys(faults), _MAX_FAULTS, between="\n  - ")
         raise ConfigError(f"the configuration is not valid:\n  - {listed}")
@@ -115,7 +108,7 @@ def validate_as(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
 
 
 def _describe(fault: Mapping[str, Any], schema: type[BaseModel], values: Mapping[str, Any]) -> str:
-    """Return one of pydantic's errors on one line, with the key and the nearest known one."""
+    """Return one of pydantic's errors on one line, with the key and the nearest known one; a section's on several."""
     keys, siblings, is_tagged = list[str](), set[str](), False
     node: Any = values
     for part in fault["loc"]:
@@ -129,6 +122,11 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel], values: Mapping
         node, siblings, is_tagged = inner.get(part), {*inner}, False
     place, parent = ".".join(keys), ".".join(keys[:-1])
     got, kind, message = fault["input"], fault["type"], fault["msg"]
+    if kind == "value_error":  # of our own: of a section those of its keys
+        found = str(fault["ctx"]["error"]).split("\n")
+        return "\n".join(
+            f"{place}.{line}".lstrip(".") if isinstance(got, Mapping) else f"{place}: {line}" for line in found
+        )
     if kind == "extra_forbidden":
         section = max(_models(schema), key=lambda model: len(siblings & model.model_fields.keys()))
         known = [".".join([*keys[:-1], name]) for name in section.model_fields]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from think_as_locals.config import schema
-from think_as_locals.types import Convention, CultureShown, ProtocolKind, RubricLanguage, TooLong
+from think_as_locals.types import Convention, CultureShown, ProtocolKind, RubricLanguage, TooLong, shown
 
 
 class QuerySection(schema.Section):
@@ -17,6 +18,9 @@ class QuerySection(schema.Section):
     orders: schema.Orders
     convention: Convention
     margins: bool
+
+    def faults(self) -> Iterator[str]:
+        return schema.orders_faults(self.protocol, self.orders)
 
 
 VLLM_OPTIONS = ("tensor_parallel_size", "max_model_length", "gpu_memory_utilization", "quantization")
@@ -57,11 +61,16 @@ class JudgeSection(QuerySection, LocalModelSection):
     """A generative reward model in this process."""
 
     kind: Literal["judge"]
-    prompt: str | None
+    prompt: schema.PromptName | None
     culture: CultureShown | None
     rubric_language: RubricLanguage | None
     max_completion_length: PositiveInt | None
     chat_template_kwargs: schema.TemplateKwargs | None
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if self.prompt is not None:
+            yield from schema.prompt_faults(self.prompt, self.culture, self.rubric_language)
 
 
 class PolicyServerSection(schema.Section):
@@ -85,7 +94,7 @@ class PolicyServerSection(schema.Section):
 class ServerSection(QuerySection, PolicyServerSection):
     """A generative reward model behind an OpenAI-compatible server."""
 
-    prompt: str
+    prompt: schema.PromptName
     culture: CultureShown
     rubric_language: RubricLanguage
     max_completion_length: PositiveInt
@@ -133,13 +142,22 @@ class DemonstrationConfig(schema.Recipe):
     """Right completions of a teacher, for a cold start: conf/demonstrate.yaml."""
 
     run: schema.RunSection
-    data: schema.AnyData
+    data: schema.AnyOtherData
     teacher: TeacherSection
     items: schema.Side
     tries: PositiveInt
     temperature: PositiveFloat
     both_orders: bool
     hint: bool
+
+    def faults(self) -> Iterator[str]:
+        yield from schema.side_faults(self.items, self.data)
+        if isinstance(self.data, schema.MixSection) and self.data.weights is not None:
+            yield "data.weights: only weights training items, and tal demonstrate uses every item once: set it to null"
+        if self.data.shuffle_labels:
+            yield "data.shuffle_labels: a control for training; demonstrations need the true labels: set it to false"
+        if (got := (self.teacher.protocol, self.teacher.orders)) != ("listwise", 1):
+            yield f"teacher.protocol: got {got[0]}, orders {got[1]}, expected listwise, 1 (see both_orders)"
 
 
 class PolicySection(LocalModelSection):
@@ -156,7 +174,7 @@ class EditConfig(schema.Recipe):
     """Edits of items for the probes, by a chat model: conf/edit.yaml."""
 
     run: schema.RunSection
-    data: schema.DataSection
+    data: schema.Data
     editor: ChatSection
     items: schema.Side
     probes: Annotated[list[Literal["CC", "RC", "CL", "RP"]], Field(min_length=1)]
@@ -165,18 +183,34 @@ class EditConfig(schema.Recipe):
     temperature: NonNegativeFloat
     max_completion_length: PositiveInt
 
+    def faults(self) -> Iterator[str]:
+        yield from schema.side_faults(self.items, self.data)
+        if len(set(self.probes)) < len(self.probes):
+            yield f"probes: got {', '.join(self.probes)}, expected each once"
+
 
 class SampleSection(schema.Section):
     """Prompts for a policy, the number of answers, what scores them, and the policy that draws them."""
 
     task: Literal["multiple_choice", "short_answers", "prompts"]
-    data: schema.DataSection
+    data: schema.Data
     items: schema.Side
     num_candidates: PositiveInt
     temperature: PositiveFloat
     max_completion_length: PositiveInt
     scorer: RewardModelSection | None
     policy: ChatSection
+
+    def faults(self) -> Iterator[str]:
+        yield from schema.side_faults(self.items, self.data)
+        if (self.scorer is not None) != (self.task == "prompts"):
+            got = "none" if self.scorer is None else self.scorer.kind
+            needs = "a reward model (scorer=KIND)" if self.task == "prompts" else "none: the answers are known"
+            yield f"scorer: got {got}, expected with task {self.task} {needs}"
+        if self.task == "short_answers" and self.data.source != "blend":
+            yield f"data: got {self.data.source}, but only blend has votes on short answers"
+        if self.task == "short_answers" and self.items != "all":
+            yield f"items: got {self.items}, expected all: short answers have no split"
 
 
 class SampleConfig(schema.Recipe):
@@ -199,10 +233,19 @@ class BenchmarkSection(schema.EvaluationSizeSection):
 
 class EvaluationConfig(schema.Recipe):
     run: schema.RunSection
-    data: schema.DataSection
+    data: schema.Data
     eval: BenchmarkSection
     rms: Annotated[dict[schema.Name, RewardModelSection], Field(min_length=1)]
     sample: SampleSection | None
+
+    def faults(self) -> Iterator[str]:
+        if launch := self.run.launch:
+            yield f"run.launch: got {shown(launch)}, but an evaluation shards no model: set it to null"
+        for name, rm in self.rms.items() if self.eval.candidates or self.sample else ():
+            if isinstance(rm, QuerySection) and rm.protocol in ("pairwise", "round_robin"):
+                yield f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise"
+        if self.sample is not None and self.eval.candidates is not None:
+            yield "eval.candidates: the candidates are sampled here: set it to null, or choose sample=none"
 
 
 # A server.
@@ -213,9 +256,13 @@ class ScoreSection(schema.Section):
 
     protocol: Literal["round_robin", "pointwise"]
     orders: Annotated[int, Field(ge=1, le=2)]
-    prompt: str | None
+    prompt: schema.PromptName | None
     group_size: PositiveInt
     group_wait_s: PositiveFloat
+
+    def faults(self) -> Iterator[str]:
+        if self.protocol == "pointwise" and (self.orders != 1 or self.prompt is None):
+            yield "protocol: pointwise needs score.orders=1 and score.prompt=rewardbench2_ratings"
 
 
 class ServeConfig(schema.Recipe):
@@ -228,3 +275,7 @@ class ServeConfig(schema.Recipe):
     limit_concurrency: PositiveInt
     timeout_keep_alive: PositiveInt
     grace_s: PositiveFloat
+
+    def faults(self) -> Iterator[str]:
+        if (got := (self.judge.protocol, self.judge.orders)) != ("listwise", 1):
+            yield f"judge.protocol: got {got[0]} in {got[1]} orders, expected listwise in one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import yaml
 from pydantic import (
@@ -18,9 +18,26 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    model_validator,
 )
 
-from think_as_locals.types import ConfigError, CultureShown, DataSource, RubricLanguage, TooLong
+from think_as_locals.config.compose import nearest
+from think_as_locals.types import (
+    GRAMMAR_PROMPTS,
+    MAX_ORDERS,
+    RATING_PROMPTS,
+    TEST,
+    VALIDATION,
+    VERDICT_PROMPTS,
+    ConfigError,
+    CultureShown,
+    DataSource,
+    ProtocolKind,
+    RewardName,
+    RubricLanguage,
+    TooLong,
+    shown,
+)
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
@@ -42,10 +59,29 @@ Side = Literal["train", "validation", "test", "all"]  # of a split
 Orders = Annotated[int, Field(ge=1, le=8)]
 
 
+def _known_prompt(name: str) -> str:
+    if name not in (known := (*GRAMMAR_PROMPTS, *VERDICT_PROMPTS, *RATING_PROMPTS)):
+        raise ValueError(f"got {shown(name)}{nearest(name, known)}; available: {', '.join(sorted(known))}")
+    return name
+
+
+PromptName = Annotated[str, AfterValidator(_known_prompt)]  # of a folder in judging/prompts
+
+
 class Section(BaseModel):
     """A part of the configuration: strict types, no unknown keys, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with several keys together, each as `KEY: got ..., expected ...`."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if faults := "\n".join(self.faults()):
+            raise ValueError(faults)
+        return self
 
 
 class RunSection(Section):
@@ -79,6 +115,11 @@ class ModelSection(Section):
     chat_template_kwargs: TemplateKwargs
     requires_gpu: bool
 
+    def faults(self) -> Iterator[str]:
+        if (self.path is None) == (self.scratch is None):
+            got = "neither" if self.path is None else "both"
+            yield f"path: got {got} of model.path and model.scratch, expected one of them"
+
 
 RowField = Literal[
     "prompt", "chosen", "rejected", "responses", "best", "culture", "language", "domain", "group", "id"
@@ -92,6 +133,14 @@ ResponseLabel = Literal["a", "b", "c", "d", "e", "f", "g", "h", "tie"]
 def _named_by_texts(labels: Any) -> Any:
     """Return labels by their texts: in YAML `1` is a number."""
     return {str(name): meaning for name, meaning in labels.items()} if isinstance(labels, dict) else labels
+
+
+_SOURCES_OF_KEY = {  # keys that only some sources read
+    "sets_per_group": ("culture_cards", "blend", "care"),
+    "min_share_gap": ("globalopinionqa",),
+    "columns": ("rows", "crisp_rm", "helpsteer3", "include", "m_rewardbench"),
+    "labels": ("rows", "crisp_rm", "helpsteer3", "include", "m_rewardbench"),
+}
 
 
 class DataSection(Section):
@@ -129,6 +178,15 @@ class DataSection(Section):
         """The sources by name: those of a mix, or this one."""
         return {self.source: self}
 
+    def faults(self) -> Iterator[str]:
+        if self.path is not None and self.source.endswith("_cards"):
+            remedy = "choose data=jsonl, or the source of these rows, or set path to null"
+            yield f"path: got {shown(self.path)}, but {self.source} is embedded: {remedy}"
+        for key, sources in _SOURCES_OF_KEY.items():
+            if (value := getattr(self, key)) is not None and self.source not in sources:
+                got = f"{key}: got {shown(value)}, but only {', '.join(sources)} can use it, not {self.source}"
+                yield f"{got}: set it to null (max_items limits any source)"
+
 
 class MixSection(Section):
     """Several sources together, for the training or the demonstrations of a judge."""
@@ -148,8 +206,46 @@ class MixSection(Section):
         """Its sources by name."""
         return dict(self.mix)
 
+    def faults(self) -> Iterator[str]:
+        if self.weights is not None and self.weights.keys() != self.mix.keys():
+            yield f"weights: got {', '.join(self.weights)}, expected one of each: {', '.join(self.mix)}"
+        for name, part in self.mix.items():
+            if part.shuffle_labels:
+                yield f"mix.{name}.shuffle_labels: the labels of a mix are shuffled together: set data.shuffle_labels"
+
+
+def _not_for_training(data: DataSection | MixSection) -> DataSection | MixSection:
+    for part in data.sources.values():
+        if (most := part.max_prompt_tokens) is not None:
+            raise ValueError(f"max_prompt_tokens: got {most}, which is for a judge's training items: set it to null")
+    return data
+
 
 AnyData = Annotated[DataSection | MixSection, Field(discriminator="source")]
+"""The data of a judge's training."""
+Data = Annotated[DataSection, AfterValidator(_not_for_training)]
+AnyOtherData = Annotated[AnyData, AfterValidator(_not_for_training)]
+"""Data that no judge is trained on."""
+
+
+def side_faults(side: str, data: DataSection | MixSection) -> Iterator[str]:
+    """Yield a fault if the items are to be those of a side that the data do not have."""
+    if side == "validation" and None in (part.validation_share for part in data.sources.values()):
+        yield "items: no validation items are held out: set validation_share of its data"
+
+
+def orders_faults(protocol: ProtocolKind, orders: int) -> Iterator[str]:
+    """Yield a fault if a protocol has no such number of orders."""
+    if orders > (most := MAX_ORDERS[protocol]):
+        yield f"orders: got {orders}, expected at most {most} with protocol {protocol}"
+
+
+def prompt_faults(prompt: str, culture: CultureShown | None, rubric_language: RubricLanguage | None) -> Iterator[str]:
+    """Yield a fault for a culture or a language that a prompt has no place for."""
+    if rubric_language not in (None, "any") and not prompt.startswith("listwise"):
+        yield f"rubric_language: got {rubric_language}, but {prompt} asks for none: set it to any"
+    if culture not in (None, "hidden") and prompt not in GRAMMAR_PROMPTS:
+        yield f"culture: got {culture}, but {prompt} does not mention culture: set it to hidden"
 
 
 class Recipe(Section):
@@ -180,15 +276,18 @@ def sections(part: object, place: str = "") -> Iterator[tuple[str, BaseModel]]:
 class ItemsConfig(Recipe):
     """The configuration of `tal data`: conf/items.yaml."""
 
-    data: DataSection
+    data: Data
 
 
 class PromptSection(Section):
     """The prompt: a folder of templates in `judging/prompts`, and how it treats culture and language."""
 
-    template: str
+    template: PromptName
     culture: CultureShown
     rubric_language: RubricLanguage
+
+    def faults(self) -> Iterator[str]:
+        return prompt_faults(self.template, self.culture, self.rubric_language)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `judging.render` that this section decides."""
@@ -225,6 +324,22 @@ class RewardSection(Section):
         """Return the components to compute, those with a weight other than 0."""
         return {name: weight for name, weight in self.weights.items() if weight}
 
+    def faults(self) -> Iterator[str]:
+        builtin = get_args(RewardName)
+        known = [*builtin, *self.own]
+        for name in self.weights:
+            if name not in known:
+                own = f"a function of your own by reward.own.{name}=path/to/file.py:function"
+                listed = f"{nearest(name, known)}; available: {', '.join(known)}, and {own}"
+                yield f"weights: no component {shown(name)}{listed}"
+        for name in self.own:
+            if name in builtin:
+                yield f"own.{name}: a component of this name exists: choose another name"
+            if name not in self.weights:
+                yield f"own.{name}: has no weight: set reward.weights.{name}"
+        if "consistency" in self.weighted() and not self.both_orders:
+            yield "weights.consistency: compares both orders of an item: set reward.both_orders=true"
+
 
 class ToleranceSection(Section):
     """The maximum difference between an engine's log-probabilities and the policy's, in nats."""
@@ -245,6 +360,10 @@ class RolloutSection(Section):
     weights_dir: str | None
     transfer: Literal["nccl", "folder"] | None
     ahead: NonNegativeInt
+
+    def faults(self) -> Iterator[str]:
+        if self.ahead and self.backend != "vllm_server":
+            yield f"ahead: got {self.ahead}, but only rollout=vllm_server samples while the policy learns"
 
 
 Scheduler = Literal[
@@ -297,6 +416,10 @@ class GrpoSection(TrlSection):
     vllm_tensor_parallel_size: PositiveInt
     ddp_timeout: PositiveInt
 
+    def faults(self) -> Iterator[str]:
+        if self.max_steps == 0:
+            yield "max_steps: got 0, expected at least 1, or -1 for num_train_epochs"
+
 
 class SftSection(TrlSection):
     """The cold start: TRL's SFTConfig, and demonstrations from a file or ours with deliberate errors."""
@@ -316,12 +439,25 @@ class SftSection(TrlSection):
         """The length of the training, for messages."""
         return f"{self.max_steps} steps" if self.max_steps > 0 else f"{self.num_train_epochs:g} epochs"
 
+    @property
+    def is_biased(self) -> bool:
+        """Whether demonstrations get deliberate errors."""
+        return any(value is not None for name, value in self if name.startswith("biased_"))
+
+    def faults(self) -> Iterator[str]:
+        if (self.biased_wrong or 0.0) + (self.biased_right or 0.0) > 1:
+            yield "biased_right: it and biased_wrong are shares of the same mentions and must not exceed 1"
+
 
 class LoraSection(Section):
     r: PositiveInt
     lora_alpha: PositiveInt
     lora_dropout: Annotated[float, Field(ge=0, lt=1)]
     target_modules: str | Annotated[list[str], Field(min_length=1)]
+
+    def faults(self) -> Iterator[str]:
+        if "lm_head" in self.target_modules:
+            yield "target_modules: log-probabilities are computed from lm_head's own matrix: drop it"
 
 
 class EvaluationSizeSection(Section):
@@ -334,10 +470,14 @@ class EvaluationSizeSection(Section):
 class EvalSetSection(Section):
     """Further items that a training run evaluates on, and how the judge is asked about them."""
 
-    data: DataSection
+    data: Data
     items: Literal["all", "validation", "test"]
     protocol: Literal["listwise", "pairwise", "round_robin"]
     orders: Orders
+
+    def faults(self) -> Iterator[str]:
+        yield from side_faults(self.items, self.data)
+        yield from orders_faults(self.protocol, self.orders)
 
 
 class EvalSection(EvaluationSizeSection):
@@ -346,6 +486,9 @@ class EvalSection(EvaluationSizeSection):
     leaks: Literal["refuse", "report"]
     too_long: TooLong
     sets: dict[OwnName, EvalSetSection]
+
+
+_WITHOUT_RUBRIC = ("compact", "compact_responses_first")  # grammar prompts that ask for no rubric that can be scored
 
 
 class RunConfig(Recipe):
@@ -380,6 +523,44 @@ class RunConfig(Recipe):
         if self.sft and self.sft.data is not None and self.sft.biased_share is not None:
             keys["sft.data=null"] = "sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess"
         return keys
+
+    def faults(self) -> Iterator[str]:
+        yield from self._start_faults()
+        yield from self._reward_faults()
+        for name in {VALIDATION, TEST, *self.data.sources}.intersection(self.eval.sets):
+            yield f"eval.sets.{name}: the run measures items of its own under this name: choose another"
+
+    def _start_faults(self) -> Iterator[str]:
+        """Check the cold start: deliberate errors and few steps are for models made from scratch."""
+        sft, scratch = self.sft, self.model.scratch is not None
+        if sft is None:
+            if scratch:
+                yield "sft: a randomly initialised model needs trainer=cold_start_grpo, or set model.path"
+        elif sft.is_biased and not scratch:
+            remedy = "choose trainer=demonstrated_grpo"
+            yield f"sft: trainer=cold_start_grpo is for random weights; {self.model.path} is pretrained: {remedy}"
+        elif sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None and scratch):
+            yield f"sft.max_steps: got {sft.max_steps}, expected at least 1, or -1 for epochs of a pretrained model"
+
+    def _reward_faults(self) -> Iterator[str]:
+        """Check that what is rewarded is asked for, and can be computed."""
+        prompt, reward, generations = self.prompt.template, self.reward, self.grpo.num_generations
+        gain, rubric = (name in reward.weighted() for name in ("criteria_gain", "rubric_quality"))
+        if prompt in RATING_PROMPTS:
+            yield f"prompt.template: {prompt} asks for a rating of one response: choose one that asks for a verdict"
+        if prompt in VERDICT_PROMPTS and (gain or rubric):
+            scores = f"scores the rubric of our grammar, which prompt {prompt} does not ask for"
+            name = "criteria_gain" if gain else "rubric_quality"
+            yield f"reward.weights.{name}: {scores}: set it to 0, or choose prompt=listwise"
+        if prompt in _WITHOUT_RUBRIC and rubric:
+            asks = f"prompt {prompt} does not ask for what it rewards"
+            yield f"reward.weights.rubric_quality: {asks}: choose prompt=compact_rubric or listwise, or set it to 0"
+        if gain and reward.criteria_gain.scorer == "reference" and not self.grpo.beta:
+            yield "reward.criteria_gain.scorer: no reference model with grpo.beta=0: raise it, or set policy"
+        if reward.both_orders and generations % 2:
+            yield f"grpo.num_generations: got {generations}, expected an even number with reward.both_orders=true"
+        if reward.both_orders and gain and generations == 2:
+            yield "grpo.num_generations: got 2, expected at least 4: criteria_gain compares rollouts of one order"
 
 
 # SCPO: a scalar reward model is steered to one country after another.
@@ -450,13 +631,31 @@ class ScpoSection(GlobalRMSection):
     keep_models: list[Variant]
     ddp_timeout: PositiveInt
 
+    def faults(self) -> Iterator[str]:
+        if unknown := set(self.keep_models).difference(self.variants):
+            names, known = ", ".join(sorted(unknown)), ", ".join(self.variants)
+            yield f"keep_models: {names} is not among scpo.variants: expected [], or some of {known}"
+
 
 class ScpoConfig(Recipe):
     run: RunSection
     model: ModelSection
-    data: DataSection
+    data: Data
     mode: ModeSection
     global_rm: GlobalRMSection | None
     scpo: ScpoSection
     lora: LoraSection | None
     eval: EvaluationSizeSection
+
+    def faults(self) -> Iterator[str]:
+        data, scpo = self.data, self.scpo
+        if (self.model.scratch is None) != (self.global_rm is None):
+            yield "global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm=none"
+        if data.split != "group":
+            yield f"data.split: got {data.split}, expected group: people are split, not pairings"
+        if data.validation_share is not None:
+            yield "data.validation_share: SCPO chooses no checkpoint: set it to null"
+        if self.lora and self.lora.lora_dropout and not self.mode.dropout:
+            yield "lora.lora_dropout: mode=corrected turns all dropout off: set it to 0, or mode.dropout=true"
+        if scpo.reference == "other_countries" and data.source != "globalopinionqa":
+            yield f"scpo.reference: other_countries needs data=globalopinionqa, got {data.source}"

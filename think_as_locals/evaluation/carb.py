@@ -16,7 +16,6 @@ from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
 from think_as_locals.evaluation.judgements import Judgements, order_consistency, slot_bias, tabulate, too_long_note
 from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, calibration, indices_by_name
-from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.evaluation.ties import composite, row_name
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
@@ -208,7 +207,7 @@ def record(
     """Write, show and return the CARB file of the judgements of items, which `about` describes."""
     summary = save(scored, path, queried=items, **about)
     for line in lines(title, summary):
-        console.print(escape_terminal(line))
+        console.print(line)
     return summary
 
 

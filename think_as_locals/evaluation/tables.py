@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html as html_escape
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from rich.text import Text
 from think_as_locals.judging import RULES
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem, favourite
-from think_as_locals.runtime.output import shorten_repeats
+from think_as_locals.runtime.output import shorten_repeats, visible
 from think_as_locals.types import LABELS, Item
 
 METHODS = {"cluster_bootstrap": "bootstrap by group", "cluster_wilson": "Wilson by group", "wilson": "Wilson by item"}
@@ -31,7 +30,6 @@ _MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+!|~$@]|:(?=//)|(?<=www)\.", re.IGNORECA
 """The last alternatives break up addresses, which GitHub turns into links even without markup."""
 
 _NUMBER = re.compile(r"[-+−<±]?\s?\d.*|[–-]?|none")
-_JOINERS_AND_MARKS = "\u200c\u200d\u200e\u200f\u061c"  # invisible, and needed to write some languages
 
 
 def escape_markdown(value: str) -> str:
@@ -40,15 +38,8 @@ def escape_markdown(value: str) -> str:
 
 
 def escape_terminal(value: str) -> Text:
-    """Return a text in which characters that a terminal interprets or hides (control, bidi) are escaped."""
-
-    def visible(character: str) -> str:
-        if character in "\n\t" or character in _JOINERS_AND_MARKS:
-            return character
-        hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-        return character.encode("unicode_escape").decode() if hidden else character
-
-    return Text("".join(map(visible, value.replace("\r\n", "\n"))))
+    """Return a text as a `Terminal` prints it: escaped before columns get their widths."""
+    return Text(visible(value))
 
 
 def figure(

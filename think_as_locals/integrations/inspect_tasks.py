@@ -20,7 +20,6 @@ from inspect_ai.util import collect
 
 from think_as_locals.config.checks import load_data_config
 from think_as_locals.config.compose import quoted
-from think_as_locals.config.rules import prompt_faults
 from think_as_locals.data import load, read
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
@@ -54,8 +53,6 @@ def carb(
     """
     overrides = [f"data={data}"]
     overrides += [f"data.path={quoted(path)}"] if path else []
-    if faults := prompt_faults("prompt", prompt):
-        raise ConfigError("; ".join(faults))
     if items not in ("all", "test"):
         raise ConfigError(f"items={items!r}: expected all or test")
     config = load_data_config(overrides)

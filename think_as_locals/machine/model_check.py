@@ -87,7 +87,7 @@ def query_model(path: str, backend: Backend, prompt: str | None, console: Consol
 def check_format(judge: Judge, prompt: str, items: Sequence[Item], console: Console) -> FormatCheck:
     """Return a model's judgements with a prompt, of at most 512 tokens each."""
     most = min(judge.settings.max_completion_length, _MAX_TOKENS)
-    console.print(f"prompt {prompt}: {len(items)} judgements of up to {most} tokens", highlight=False)
+    console.print(f"prompt {prompt}: {len(items)} judgements of up to {most} tokens")
     changes: dict[str, Any] = {"prompt": prompt, "max_completion_length": most}
     asked = replace(judge, settings=replace(judge.settings, **changes))
     return FormatCheck(prompt, asked.predict(items, allow_long=True))

@@ -1,24 +1,30 @@
 """Output to the user: results on stdout, progress and logs on stderr, and how much of each (`tal -q`, `tal -v`).
 
-Imports only the standard library at module level, so that other libraries can be configured before their import.
+All that the package prints goes through `print_result`, `print_error` or a `Terminal`, which escape what a terminal
+would interpret: names of files, keys and texts may come from strangers.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import sys
+import unicodedata
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from io import TextIOWrapper
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.progress import Progress
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 
 _LEVEL = "TAL_OUTPUT"  # in the environment, so that ranks and jobs inherit it
+
+_OTHERS = re.compile(r"[^ -~\n\t]")  # all but what no terminal interprets
+_JOINERS_AND_MARKS = "\u200c\u200d\u200e\u200f\u061c"  # invisible, and needed to write some languages
 
 _REPEATED = re.compile(r"(.{1,80}?)\1{4,}", re.DOTALL)
 
@@ -59,18 +65,45 @@ def is_verbose() -> bool:
     return os.environ.get(_LEVEL) == "verbose"
 
 
-def progress_console(*, is_main: bool = True) -> Console:
-    """Return the console for progress and logs of a run: stderr, of the main process only."""
-    from rich.console import Console
+def visible(text: str) -> str:
+    """Return a text in which characters that a terminal interprets or hides (control, bidi) are escaped as in JSON."""
 
-    return Console(stderr=True, quiet=not is_main or os.environ.get(_LEVEL) == "quiet")
+    def escape(found: re.Match[str]) -> str:
+        hidden = unicodedata.category(found[0]) in ("Cc", "Cf", "Cs", "Zl", "Zp") and found[0] not in _JOINERS_AND_MARKS
+        return json.dumps(found[0]).strip('"').replace("\x7f", r"\u007f") if hidden else found[0]
+
+    return _OTHERS.sub(escape, text.replace("\r\n", "\n"))
+
+
+class Terminal(Console):
+    """A console on which texts are no markup, and what a terminal would interpret in them is escaped."""
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False, style: str | None = None) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, style=style, markup=False, highlight=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, with the text of each part escaped."""
+        for part in super().render(renderable, options):
+            yield part if part.control else part._replace(text=visible(part.text))
+
+
+def progress_console(*, is_main: bool = True, style: str | None = None) -> Terminal:
+    """Return the console for progress and logs of a run: stderr, of the main process only."""
+    return Terminal(stderr=True, quiet=not is_main or os.environ.get(_LEVEL) == "quiet", style=style)
 
 
 def print_result(*parts: RenderableType) -> None:
-    """Print results on stdout: texts in them are no markup."""
-    from rich.console import Console
+    """Print results on stdout; a text as it is, however narrow the terminal."""
+    for part in parts:
+        if isinstance(part, str):
+            print(visible(part), flush=True)  # noqa: T201
+        else:
+            Terminal().print(part)
 
-    Console(markup=False, highlight=False, emoji=False).print(*parts)
+
+def print_error(message: str) -> None:
+    """Print an error or a warning on stderr."""
+    print(f"tal: {visible(message)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def shorten_repeats(text: str) -> str:
@@ -80,8 +113,6 @@ def shorten_repeats(text: str) -> str:
 
 def progress_bar(console: Console) -> Progress:
     """Return a progress bar with counts and the remaining time."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
 

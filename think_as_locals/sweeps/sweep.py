@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from think_as_locals.config.compose import ASSETS, group_options, nearest, quoted, reason
 from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.runtime.files import write_text
-from think_as_locals.runtime.output import progress_console
+from think_as_locals.runtime.output import print_result, progress_console
 from think_as_locals.runtime.processes import STOP_SIGNALS, on_signals
 from think_as_locals.runtime.run_folder import (
     RunFolder,
@@ -68,12 +66,12 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
         _run_pending(jobs, folder, launcher, lock)
         states = {job.name: _state(folder, job) for job in jobs}
         table, caption = write_table(folder, jobs, states)
-    console = Console(markup=False, highlight=False)
-    console.print(on_terminal(table, folder.name, caption))
-    for job in jobs:
-        if states[job.name] == "failed":
-            console.print(f"failed: {job.label}: {folder / JOBS / job.name / LOG}", soft_wrap=True)
-    console.print(f"table {RunFolder(folder).sweep.with_suffix('.md')}", soft_wrap=True)
+    failed = [job for job in jobs if states[job.name] == "failed"]
+    print_result(
+        on_terminal(table, folder.name, caption),
+        *(f"failed: {job.label}: {folder / JOBS / job.name / LOG}" for job in failed),
+        f"table {RunFolder(folder).sweep.with_suffix('.md')}",
+    )
     if stop.exists():
         raise RunStoppedError(f"{folder.name} was stopped: continue it with run.name={folder.name} run.resume=auto")
     return folder, all(state == "done" for state in states.values())
@@ -124,7 +122,7 @@ def _run_pending(jobs: Sequence[Job], folder: Path, launcher: Sequence[str], loc
         freeze(job, folder)
 
     def print_end(name: str) -> None:
-        progress.print(f"{_state(folder, pending[name])}  {pending[name].label}", markup=False, highlight=False)
+        progress.print(f"{_state(folder, pending[name])}  {pending[name].label}")
 
     if pending:
         launch([*pending], folder, launcher, lock, print_end)

@@ -42,6 +42,7 @@ from think_as_locals.config.schema import ModelSection
 from think_as_locals.engines.transformers_engine import attention, require_embeddings
 from think_as_locals.runtime.files import check_writable, explain, file_fault, flush, write_json, write_text
 from think_as_locals.runtime.model_files import reading_model
+from think_as_locals.runtime.output import print_error
 from think_as_locals.runtime.processes import STOP_SIGNALS, end_at_next, on_signals
 from think_as_locals.runtime.ranks import uses_deepspeed
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder, rewind
@@ -278,8 +279,7 @@ class CheckpointedTrainer(Trainer):
             if self.accelerator.distributed_type not in (DistributedType.DEEPSPEED, DistributedType.FSDP):
                 raise
             # Their saves are collectives: this rank can only end, and the launcher then ends the others, which wait.
-            message = f"tal: a checkpoint could not be written: {_reason(error, self.checkpoints.folder)}"
-            print(message, file=sys.stderr, flush=True)
+            print_error(f"a checkpoint could not be written: {_reason(error, self.checkpoints.folder)}")
             os._exit(2)
         folder = self.checkpoints.folder / f"{_UNFINISHED}{self.state.global_step}"
         if self.args.should_save:

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
@@ -68,11 +69,7 @@ class CompletionsWriter(TrainerCallback):
                 shown = {name: cut(" ".join(shorten_repeats(rows[0][name]).split()), _SHOWN) for name in _TEXTS}
                 texts = "".join(f"\n  {name}: {text}" for name, text in shown.items())
                 of = f"  best {rows[0]['best_label']}, reward {rows[0]['reward']}"
-                self._console.print(
-                    f"step {state.global_step}, one of {len(rows)} completions:{texts}\n{of}",
-                    markup=False,
-                    highlight=False,
-                )
+                self._console.print(f"step {state.global_step}, one of {len(rows)} completions:{texts}\n{of}")
 
 
 class EvaluationStopped(Exception):  # noqa: N818
@@ -91,9 +88,7 @@ class EvaluationView:
         self._done += more
         if time.monotonic() - self._printed >= _LINE_EVERY_S:
             self._printed = time.monotonic()
-            self._console.print(
-                f"{_now()}  evaluation at step {self._step}: {self._done:,} of {total:,} judgements", highlight=False
-            )
+            self._console.print(f"{_now()}  evaluation at step {self._step}: {self._done:,} of {total:,} judgements")
 
 
 class EvalCallback(TrainerCallback):
@@ -225,7 +220,7 @@ class LiveView(TrainerCallback):
             if left := self._progress.tasks[0].time_remaining:
                 figures.append(f"left {left:.0f} s")
             line = "  ".join([_now(), f"{self._stage} {state.global_step}/{state.max_steps}", *figures])
-            self._console.print(line, highlight=False, soft_wrap=True)  # in a log, a line is a line
+            self._console.print(line, soft_wrap=True)  # in a log, a line is a line
 
     def close(self) -> None:
         """Close the panel, whose last state stays; also after an error, so that the terminal is left intact."""
@@ -248,7 +243,7 @@ class LiveView(TrainerCallback):
     def _panel(self) -> Panel:
         grid = Table.grid(padding=(0, 2))
         for name, value in self._figures():
-            grid.add_row(name, f"[bold]{value}")
+            grid.add_row(name, Text(value, "bold"))
         return Panel(Group(self._progress, grid), title="Think-as-Locals", border_style="cyan")
 
 
