@@ -22,6 +22,8 @@ from conftest import ROOT, Tal
 from extras import run_with
 from peft import LoraConfig, get_peft_model
 from reward_models.tiny import ITEMS, write_classifier, write_language_model
+from rich.table import Table
+from rich.text import Text
 from transformers import AutoModelForCausalLM
 
 from think_as_locals import Item, Judge, ScalarRM, shuffle_responses
@@ -29,7 +31,7 @@ from think_as_locals.cli import main
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.sources import jsonl
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.runtime.output import progress_console, set_output
+from think_as_locals.runtime.output import print_error, print_result, progress_console, set_output
 
 ONE_ITEM = ["--prompt", "How do people greet?", "--response", "With a bow.", "--response", "With two kisses."]
 
@@ -250,7 +252,8 @@ def test_unwritable_out_folder_is_rejected(command: str, out: str, tmp_path: Pat
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"name": "{i}", "accuracy": 0.{i}, "downstream": {i}}}\n' for i in range(1, 4)))
     done = tal(command, str(rows), "--out", str(tmp_path / out))
-    assert (done.status, f"--out {tmp_path / out}: not a writable folder" in done.err) == (2, True)
+    assert done.status == 2
+    assert re.match(rf"tal: {tmp_path / out}: .*: a file is where a folder is needed", done.err)
 
 
 # --- recipes ---
@@ -415,3 +418,20 @@ def test_control_characters_in_keys_are_escaped_in_errors(
     message = capsys.readouterr().err
     assert "\x1b" not in message
     assert r"a\u001b[2J: no such key" in message
+
+
+def test_all_output_escapes_what_a_terminal_would_interpret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAL_OUTPUT", "normal")
+    evil, table = "a\x1b[2J\x9b31m\u202e\x7f", Table("[b]")
+    table.add_row(evil)
+    table.add_row(Text(evil))
+    print_result(table, evil, json.dumps({evil: 1}, ensure_ascii=False))
+    print_error(evil)
+    progress_console().print(evil)
+    out, err = capsys.readouterr()
+    assert not set("\x1b\x9b\u202e\x7f") & set(out + err)
+    assert r"a\u001b[2J\u009b31m\u202e\u007f" in err.splitlines()[1]
+    assert "[b]" in out  # no markup
+    assert json.loads(out.splitlines()[-1]) == {evil: 1}

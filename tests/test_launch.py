@@ -55,16 +55,11 @@ def test_preflight_error_is_raised_before_torch_is_imported() -> None:
 @pytest.mark.parametrize(
     ("fault", "status", "expected"),
     [
-        (
-            OSError(28, "No space left on device", "metrics.jsonl"),
-            2,
-            "tal: metrics.jsonl: No space left on device: free the disk",
-        ),
         (OSError(30, "Read-only file system", "runs"), 2, "tal: runs: Read-only file system: choose a folder that can"),
         (RunStoppedError("mine was asked to stop"), 75, "tal: mine was asked to stop"),
         (KeyboardInterrupt(), 130, "tal: interrupted"),
     ],
-    ids=["full disk", "read-only", "stopped", "interrupted"],
+    ids=["read-only", "stopped", "interrupted"],
 )
 def test_run_errors_give_an_exit_status_and_a_one_line_message(
     monkeypatch: pytest.MonkeyPatch, tal: Tal, tmp_path: Path, fault: BaseException, status: int, expected: str

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from think_as_locals import steer as steering
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import Splits, read
 from think_as_locals.data.sources.prism import released_test_people
 from think_as_locals.data.splits import split_people

@@ -14,7 +14,7 @@ from accelerate import PartialState
 from rich.progress import Progress
 
 from think_as_locals.config.launch import read_launch
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import Splits
 from think_as_locals.data.load import describe_items
 from think_as_locals.data.rows import path_of

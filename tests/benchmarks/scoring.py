@@ -28,7 +28,7 @@ from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForSequenceClassification, pipeline
 
 from think_as_locals.config.checks import load_config
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.runtime.files import write_json

@@ -13,7 +13,7 @@ from gpu.checks import Report, Scale
 from transformers import AutoModelForSequenceClassification, DebertaV2Config, LlamaConfig
 
 from think_as_locals.config.checks import load_config
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import read
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.run import start

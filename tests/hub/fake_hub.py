@@ -47,25 +47,6 @@ class Repository:
 
 
 @dataclass
-class Fault:
-    """What to do instead of answering: a status, or with 0 an answer that breaks off.
-
-    Args:
-        method: Of the requests that fail.
-        path: A pattern for their paths.
-        status: What to answer.
-        times: How many fail.
-        done: Whether what was asked for is done all the same.
-    """
-
-    method: str
-    path: str
-    status: int
-    times: int
-    done: bool = False
-
-
-@dataclass
 class FakeHub:
     """Its state; `url` is where it listens, and what HF_ENDPOINT is set to."""
 
@@ -73,29 +54,17 @@ class FakeHub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     stored: Files = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-
-    def seen(self, method: str, path: str = "") -> list[str]:
-        """Paths of the requests there were."""
-        return [p for m, p, *_ in self.requests if m == method and re.search(path, p)]
+    fails_to_commit: bool = False
 
     async def respond(self, request: Request) -> Response:
         method, path, body = request.method, request.url.path, await request.body()
         self.requests.append((method, path, dict(request.headers), body))
-        matching = (fault for fault in self.faults if fault.method == method and re.search(fault.path, path))
-        fault = next((fault for fault in matching if fault.times), None)
-        if fault:
-            fault.times -= 1
-            if not fault.status:
-                return Response(headers={"Content-Length": "9"})
-            if not fault.done:
-                return JSONResponse({"error": "not now"}, fault.status)
+        if self.fails_to_commit and "/commit/" in path:
+            return JSONResponse({"error": "not now"}, 500)
         # Large files go to a store that is addressed by what only the Hub hands out, and gets no token.
         if not path.startswith("/store/") and request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return JSONResponse({"error": "Invalid username or password."}, 401)
         status, answer = self._answer(path, body)
-        if fault:
-            status, answer = fault.status, {"error": "lost"}
         return JSONResponse(answer, status, {"X-Error-Code": answer["code"]} if "code" in answer else {})
 
     def _answer(self, path: str, body: bytes) -> tuple[int, Any]:

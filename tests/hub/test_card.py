@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from reward_models.tiny import ITEMS
 
 from think_as_locals.config.checks import load_config, load_recipe
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.hub.card import model_card
 from think_as_locals.hub.push import prepare
 from think_as_locals.hub.source_run import JudgeRun, SteeredRun, read_judge_run

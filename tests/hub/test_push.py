@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 from conftest import Tal
-from hub.fake_hub import TOKEN, FakeHub, Fault, Repository, sha256
+from hub.fake_hub import TOKEN, FakeHub, Repository, sha256
 from hub.small_runs import REPO, download
 from huggingface_hub import HfApi
 
@@ -78,16 +78,16 @@ def test_repository_is_private_unless_public_is_given(run: Path, hub: FakeHub, a
 
 
 def test_same_command_after_a_failure_sends_weights_once(run: Path, hub: FakeHub, api: HfApi) -> None:
-    hub.faults = [Fault("POST", "commit", 500, 99)]
+    hub.fails_to_commit = True
     with pytest.raises(HubError, match="run the same command again"):
         push(run, api)
     assert hub.repositories[REPO].files() == {}
-    hub.faults = []
+    hub.fails_to_commit = False
     push(run, api)
     repository = hub.repositories[REPO]
     assert set(repository.files()) == FROM_MODEL | MADE
     assert repository.files()["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
-    assert len(hub.seen("PUT")) == 1
+    assert [method for method, *_ in hub.requests].count("PUT") == 1
     assert len(repository.branches["main"]) == 2  # what was there at first, and one commit
     assert push(run, api, update=True).removed == ()
     assert len(repository.branches["main"]) == 2  # nothing has changed

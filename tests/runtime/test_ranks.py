@@ -24,7 +24,7 @@ from think_as_locals.runtime import ranks as workers
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.yaml"))
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
-LAUNCH_PREFIXES = ("ACCELERATE_", "FSDP_", "MASTER_", "OMPI_", "PMI_", "MV2_", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+LAUNCH_PREFIXES = ("ACCELERATE_", "FSDP_", "MASTER_", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @pytest.fixture
@@ -66,6 +66,7 @@ def test_launch_file_is_documented_and_valid_without_hyperparameters(
 ) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.startswith("# ")
+    assert len(text.splitlines()) <= 40
     assert not {"gradient_accumulation_steps", "gradient_clipping"} & set(
         yaml.safe_load(text).get("deepspeed_config", {})
     )
@@ -131,9 +132,7 @@ DEEPSPEED, FSDP = {"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": 
 @pytest.mark.parametrize(
     ("environment", "gpus", "recipe", "message"),
     [
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, 0, "quickstart", "use torchrun"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, 0, "quickstart", "--mixed_precision no"),
-        (DEEPSPEED | {"ACCELERATE_USE_CPU": "True"}, 0, "quickstart", "unset it"),
         (DEEPSPEED | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, 0, "quickstart", "zero3_save_16bit_model"),
         (DEEPSPEED, 0, "tal_grpo", "model.dtype=float32"),
         (FSDP | {"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, 0, "quickstart", "launch/cpu_zero3.yaml"),
@@ -327,12 +326,6 @@ def test_deepspeed_run_ends_before_using_a_non_finite_gradient(ways: tuple[Path,
         message, unchanged = ways[1][case]["poisoned"]
         assert "step 1: gradient not finite" in message
         assert unchanged
-
-
-def test_launch_file_sets_no_variable_but_those_of_fsdp(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 2, LD_PRELOAD: x.so}\n")
-    assert {*read_launch(file).variables} == {"ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP", "FSDP_VERSION"}
 
 
 def test_launch_of_several_processes_is_refused_in_one(unlaunched: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from items import make_item
 
 from think_as_locals.config.checks import load_config
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion
 from think_as_locals.evaluation.journal import content_key
 from think_as_locals.scpo.results import HeldOutSet, Scores, VariantResult, VariantSpec

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scpo.hand_worked import config
 
-from think_as_locals.config.schema import ModeSection
+from think_as_locals.config.scpo_schema import ModeSection
 from think_as_locals.scpo.select import (
     MAX_INVERSE_WEIGHT,
     disagreed_ids,

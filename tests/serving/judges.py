@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from reward_models.scripted import Picks, judged, longest, shown_in
+from reward_models.scripted import Picks, Scripted, judged, longest, shown_in
 
 from think_as_locals.config.model_schema import ServeConfig
 from think_as_locals.engines import Messages, Sampling
-from think_as_locals.engines.engine import Sampled, by_prefix
+from think_as_locals.engines.engine import Sampled
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.serving.server import load_server
-from think_as_locals.types import Item, Rollout
+from think_as_locals.types import Rollout
 
 
 @dataclass
-class Longest:
+class Longest(Scripted):
     """An engine that chooses the longest response, or rates by length; while it is held, it waits for `go_on`.
 
     A response with "parse failure" in it gives a parse failure, one with "broken" an error.
     """
 
     held: bool = False
-    calls: list[int] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
     samplings: list[Sampling] = field(default_factory=list)
     entered: threading.Event = field(default_factory=threading.Event)
@@ -38,17 +38,8 @@ class Longest:
         if not self.held:
             self.go_on.set()
 
-    def sort_key(self, messages: Messages) -> str:
-        return by_prefix(messages)
-
-    def check_texts(self, items: Iterable[Item]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
     def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
-        self.calls.append(len(conversations))
+        self.batches.append(len(conversations))
         self.samplings.append(sampling)
         self.prompts += [messages[-1]["content"] for messages in conversations]
         self.entered.set()

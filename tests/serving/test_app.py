@@ -54,7 +54,7 @@ def test_verdict_is_an_index_into_the_requested_responses(serve: Serve, longest:
         assert item["responses"][each["verdict"]] == "Rice and miso soup."
         assert each["rubric"][0] == {"weight": 50, "name": "Custom", "description": "Done."}
         assert (each["analysis"].strip(), each["issues"]) == ("Weighed.", [])
-    assert longest.calls == [2]
+    assert longest.batches == [2]
     assert "Japan" in longest.prompts[0]
 
 
@@ -84,7 +84,7 @@ def test_rewards_are_win_shares_within_a_prompt(serve: Serve, longest: Longest) 
     assert found["scores"] == found["rewards"]
     expected = {"judged": [1.0] * 4, "group_size": [4.0] * 4, "order_disagreement": [0.0] * 4}
     assert found["extra_logs"] == expected
-    assert longest.calls == [6]  # three pairs of those that say something, both orders
+    assert longest.batches == [6]  # three pairs of those that say something, both orders
     assert not any("end|>" in prompt for prompt in longest.prompts)
 
 

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
+from reward_models.scripted import Scripted
 
 from think_as_locals.engines import Messages, Sampling, sample_all
-from think_as_locals.engines.engine import Sampled, by_prefix
+from think_as_locals.engines.engine import Sampled
 from think_as_locals.serving.batches import Batches
-from think_as_locals.types import DataError, Item, Rollout
+from think_as_locals.types import DataError, Rollout
 
 
 @dataclass
-class Echo:
+class Echo(Scripted):
     """An engine that repeats what it is asked, last one first, once it may go on."""
 
-    special_tokens = ("<|end|>",)
-    calls: list[list[str]] = field(default_factory=list)
     go_on: threading.Event = field(default_factory=threading.Event)
-
-    def sort_key(self, messages: Messages) -> str:
-        return by_prefix(messages)
-
-    def check_texts(self, items: Iterable[Item]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
         texts = [messages[0]["content"] for messages in conversations]
-        self.calls.append(texts)
+        self.calls.append(list(conversations))
         assert self.go_on.wait(10)
         if "too long" in texts:
             raise DataError("too long")

@@ -45,7 +45,7 @@ def test_server_beyond_loopback_requires_a_key(host: str, monkeypatch: pytest.Mo
         (["prot=1"], "prot: no such key; did you mean 'port'"),
         (["port=70000"], "port: got 70000"),
         (["judge.protocol=pairwise"], "judge.protocol: got pairwise in 1 orders, expected listwise in one"),
-        (["judge.prompt=listwize"], "judge.prompt: no 'listwize'; did you mean 'listwise'"),
+        (["judge.prompt=listwize"], "judge.prompt: got 'listwize'; did you mean 'listwise'"),
         (["score.protocol=pointwise"], "score.protocol: pointwise needs score.orders=1 and score.prompt"),
         (["grace_s=0"], "grace_s: got 0"),
     ],

@@ -66,7 +66,7 @@ def test_other_requests_survive_a_disconnect_and_a_failure() -> None:
         assert (await ask(client, 4)).status_code == 200
 
     with_clients(judge_of(longest), crowd)
-    assert longest.calls[:2] == [1, 4]  # one call while it was held up, then all four that waited, then each of them
+    assert longest.batches[:2] == [1, 4]  # one call while it was held up, then all four that waited, then each of them
 
 
 def test_single_responses_wait_for_their_group() -> None:

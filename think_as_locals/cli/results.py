@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from argparse import Namespace
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from think_as_locals.runtime.output import print_error, print_result
-from think_as_locals.types import ConfigError, Item
+from think_as_locals.types import Item
 
 
 def add(commands: Any) -> None:
@@ -26,13 +24,13 @@ def add(commands: Any) -> None:
     compare.set_defaults(command=_compare)
     board = commands.add_parser("leaderboard", help="rank the reward models of several runs in a table and a page")
     board.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of an evaluation or of a training run")
-    board.add_argument("--out", default=".", help="folder for leaderboard.json, .md and .html")
+    board.add_argument("--out", default=".", type=Path, help="folder for leaderboard.json, .md and .html")
     board.add_argument("--json", action="store_true", help=as_json)
     board.set_defaults(command=_leaderboard)
     validity = commands.add_parser("validity", help="measure how well accuracy on CARB predicts best-of-N quality")
     results = "an evaluation with eval.candidates, or rows of name, accuracy, downstream"
     validity.add_argument("results", type=Path, help=results)
-    validity.add_argument("--out", default=".", help="folder for validity.json and validity.svg")
+    validity.add_argument("--out", default=".", type=Path, help="folder for validity.json and validity.svg")
     validity.add_argument("--json", action="store_true", help=as_json)
     validity.set_defaults(command=_validity)
 
@@ -80,7 +78,8 @@ def _leaderboard(arguments: Namespace) -> None:
     from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
     from think_as_locals.runtime.run_folder import RunFolder
 
-    folder = _out_folder(arguments.out)
+    folder = arguments.out
+    folder.mkdir(parents=True, exist_ok=True)
     page = write_leaderboard(arguments.runs, folder)
     if arguments.json:
         print_result(RunFolder(folder).leaderboard.read_text(encoding="utf-8").rstrip("\n"))
@@ -94,8 +93,9 @@ def _validity(arguments: Namespace) -> None:
     from think_as_locals.evaluation.tables import on_terminal
     from think_as_locals.runtime.run_folder import RunFolder
 
-    results, file = read_results(arguments.results), RunFolder(_out_folder(arguments.out)).validity
-    found = write_validity(results, file)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = RunFolder(arguments.out).validity
+    found = write_validity(read_results(arguments.results), file)
     if found["warning"]:
         print_error(f"warning: {found['warning']}")
     if arguments.json:
@@ -103,16 +103,6 @@ def _validity(arguments: Namespace) -> None:
         return
     print_result(*map(on_terminal, tables(found)))
     print_result(str(file.with_suffix(".svg")))
-
-
-def _out_folder(out: str) -> Path:
-    """Create the folder for results, and check that it can be written to."""
-    folder = Path(out)
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not (os.access(folder, os.W_OK) and folder.is_dir()):
-        raise ConfigError(f"--out {out}: not a writable folder")
-    return folder
 
 
 def _push(arguments: Namespace) -> None:

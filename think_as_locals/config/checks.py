@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast, get_args
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
 from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig, SampleConfig
-from think_as_locals.config.schema import (
-    GlobalRMSection,
-    GrpoSection,
-    ItemsConfig,
-    RunConfig,
-    ScpoConfig,
-    ScpoSection,
-    SftSection,
-    TrlSection,
-)
+from think_as_locals.config.schema import GrpoSection, ItemsConfig, RunConfig, SftSection, TrlSection
+from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig, ScpoSection
 from think_as_locals.types import ConfigError, cut, first_of, shown
 
 _MAX_FAULTS = 40  # faults in a message
@@ -100,14 +92,14 @@ def validate_as(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
     try:
         config = schema.model_validate(values)
     except ValidationError as error:
-        faults += [line for fault in error.errors() for line in _describe(dict(fault), schema, values).split("\n")]
+        faults += [line for fault in error.errors() for line in _describe(dict(fault), values).split("\n")]
     if faults:
         listed = first_of(dict.fromkeys(faults), _MAX_FAULTS, between="\n  - ")
         raise ConfigError(f"the configuration is not valid:\n  - {listed}")
     return config
 
 
-def _describe(fault: Mapping[str, Any], schema: type[BaseModel], values: Mapping[str, Any]) -> str:
+def _describe(fault: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Return one of pydantic's errors on one line, with the key and the nearest known one; a section's on several."""
     keys, siblings, is_tagged = list[str](), set[str](), False
     node: Any = values
@@ -119,7 +111,7 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel], values: Mapping
             is_tagged = True
             continue
         keys.append(cut(str(part), 100))
-        node, siblings, is_tagged = inner.get(part), {*inner}, False
+        node, siblings, is_tagged = inner.get(part), {cut(str(key), 100) for key in inner}, False
     place, parent = ".".join(keys), ".".join(keys[:-1])
     got, kind, message = fault["input"], fault["type"], fault["msg"]
     if kind == "value_error":  # of our own: of a section those of its keys
@@ -128,8 +120,7 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel], values: Mapping
             f"{place}.{line}".lstrip(".") if isinstance(got, Mapping) else f"{place}: {line}" for line in found
         )
     if kind == "extra_forbidden":
-        section = max(_models(schema), key=lambda model: len(siblings & model.model_fields.keys()))
-        known = [".".join([*keys[:-1], name]) for name in section.model_fields]
+        known = [".".join([*keys[:-1], name]) for name in siblings - {keys[-1]}]  # conf/ sets them all
         return f"{place}: no such key{nearest(place, known)}"
     if kind == "missing":
         whole = f"{parent}: not all of its keys are set: choose an option of conf/ that sets them, or drop {parent}.*"
@@ -140,16 +131,6 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel], values: Mapping
         return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES as one; quote it"
     expected = message.removeprefix("Input should be ")
     return f"{place}: got {shown(got)}{', expected ' if expected != message else ': '}{expected}"
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the classes of all sections in a type."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-        for field in annotation.model_fields.values():
-            yield from _models(field.annotation)
-    for part in get_args(annotation):
-        yield from _models(part)
 
 
 # --- Fields of TRL's configurations outside our schema ---

@@ -80,6 +80,6 @@ def _variables(kind: str, values: Mapping[str, Any]) -> dict[str, str]:
         found["ACCELERATE_USE_DEEPSPEED"] = True
     elif kind == "FSDP":
         own = values.get("fsdp_config") or {}
-        found |= {key.upper(): value for key, value in own.items() if key.startswith("fsdp_")}  # and no LD_PRELOAD
+        found |= {key.upper(): value for key, value in own.items() if key.startswith("fsdp_")}
         found["ACCELERATE_USE_FSDP"] = True
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}

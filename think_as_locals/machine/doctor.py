@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from think_as_locals.config import model_schema, schema
 from think_as_locals.config.checks import Config
 from think_as_locals.config.launch import Launch
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.memory import GB, describe, memory_faults
 from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver, has_gpu
@@ -60,7 +61,7 @@ def missing_for(config: Config | model_schema.ServeConfig, skip: str | None = No
                 missing.append(f"data: {path} does not exist; set {place}.path")
         elif isinstance(section, schema.ModelSection):
             if section.requires_gpu and (fault := gpu_fault()):
-                scpo = isinstance(config, schema.ScpoConfig)
+                scpo = isinstance(config, ScpoConfig)
                 small = "model=quickstart_rm global_rm=pooled" if scpo else "model=smollm2_135m rollout=transformers"
                 missing.append(f"a GPU: {fault} ({small} needs none; {place}.requires_gpu=false tries anyway)")
             missing += _model_faults(f"{place}.path", section.path, section.revision, whole=True)

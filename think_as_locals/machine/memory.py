@@ -16,7 +16,7 @@ from typing import Any
 
 from think_as_locals.config.launch import Launch
 from think_as_locals.config.model_schema import TrainingConfig
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import gpu_bytes
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.ranks import current_launch

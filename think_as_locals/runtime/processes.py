@@ -73,8 +73,10 @@ def in_processes(
         yield context, work(task)
     processes = cores()
     in_flight: deque[tuple[Context, Future[Result]]] = deque()
-    # Spawned: a process with threads, such as that of a progress bar, is not safe to fork.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_ignore_interrupts)
+    # Spawned: a process with threads, such as that of a progress bar, is not safe to fork. Ctrl-C reaches all of them,
+    # and the first one ends the others.
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=signal.signal, initargs=ignored)
     try:
         for context, task in rest:
             in_flight.append((context, pool.submit(work, task)))
@@ -85,10 +87,6 @@ def in_processes(
             yield context, future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first one ends the others
 
 
 def run_with_timeout(seconds: float, work: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:

@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 
 from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.model_schema import TrainingConfig
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, num_gpus
 from think_as_locals.types import ConfigError, ModelError, PreflightError
 
 T = TypeVar("T")
 
-_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16"}
 _AFTER_SERVER_S = 60.0  # ranks wait this much longer for the main process than it waits for the vLLM server
 
@@ -67,9 +66,7 @@ def launch_faults(config: TrainingConfig) -> list[str]:
                 "several processes: accelerate was asked for them and started one; add --multi_gpu (without a GPU as "
                 "well), or give a --config_file from launch/ (for one process: unset MASTER_PORT)"
             )
-        if any(int(environment.get(name, "1")) > 1 for name in _MPI):
-            faults.append("processes that know each other: MPI started several, each would train alone; use torchrun")
-        elif (gpus := num_gpus()) > 1:
+        if (gpus := num_gpus()) > 1:
             faults.append(
                 f"a process for each GPU: this one sees {gpus}, and would split the model over them layer by layer; "
                 f"start `accelerate launch --num_processes {gpus} recipes/{config.recipe}.yaml ...`, or set "
@@ -87,8 +84,6 @@ def launch_faults(config: TrainingConfig) -> list[str]:
             f"--mixed_precision {_MIXED_PRECISION[dtype]}, or change model.dtype"
         )
     deepspeed, fsdp = uses_deepspeed(), _is_on("ACCELERATE_USE_FSDP")
-    if (deepspeed or fsdp) and _is_on("ACCELERATE_USE_CPU"):
-        faults.append("sharding: ACCELERATE_USE_CPU turns it off; unset it")
     if fsdp and environment.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
         faults.append("a saved model: FSDP saves one only with fsdp_state_dict_type: FULL_STATE_DICT")
     if fsdp and not isinstance(config, ScpoConfig) and config.rollout.backend == "transformers":

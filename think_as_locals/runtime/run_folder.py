@@ -171,12 +171,8 @@ def run_folder(config: Config) -> RunFolder:
     if run.config.is_file():
         check_resumable(config, run)
     elif run.path.is_file() or (run.path.is_dir() and any(run.path.iterdir())):
-        raise _not_a_run(run)
+        raise ConfigError(f"{run.path} exists and is not the folder of a run: choose another run.name")
     return run
-
-
-def _not_a_run(run: RunFolder) -> ConfigError:
-    return ConfigError(f"{run.path} exists and is not the folder of a run: choose another run.name")
 
 
 def open_run(config: Config) -> RunFolder:
@@ -194,10 +190,7 @@ def open_run(config: Config) -> RunFolder:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
-        if run.config.is_file():  # another process has just made it
-            check_resumable(config, run)
-            return run
-        raise _not_a_run(run) from error
+        return run_folder(config)  # another process has just made it: continued there, or refused
     finally:
         shutil.rmtree(unfinished.path, ignore_errors=True)
     return run

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from pandas import DataFrame
 from rich.console import RenderableType
 
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.evaluation import tables
 from think_as_locals.evaluation.pages import BLUE, draw, intervals_plot, read_settings, styled, svg, templates
 from think_as_locals.evaluation.tables import escape_markdown, figure

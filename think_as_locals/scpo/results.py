@@ -20,7 +20,7 @@ from accelerate.utils import gather_object
 from scipy.spatial.distance import jensenshannon
 from scipy.special import softmax
 
-from think_as_locals.config.schema import ScpoConfig, Variant
+from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, is_answer, others_mean
 from think_as_locals.evaluation.journal import by_response, content_key, query_with_journal
 from think_as_locals.evaluation.statistics import accuracy, estimate_mean

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from think_as_locals.config.schema import ModeSection, ScpoSection, Variant
+from think_as_locals.config.scpo_schema import ModeSection, ScpoSection, Variant
 
 MAX_INVERSE_WEIGHT = 1e4  # an inverse weight is exponential in the disagreement, and otherwise unbounded
 

@@ -26,7 +26,8 @@ from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 from trl import RewardConfig, RewardTrainer
 
-from think_as_locals.config.schema import GlobalRMSection, LoraSection, ScpoConfig, ScpoSection
+from think_as_locals.config.schema import LoraSection
+from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig, ScpoSection
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat, packed_passes, packing
 from think_as_locals.evaluation.journal import by_response

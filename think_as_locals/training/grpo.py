@@ -26,7 +26,8 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.model_schema import TrainingConfig
-from think_as_locals.config.schema import GlobalRMSection, RunConfig, SftSection, TrlSection
+from think_as_locals.config.schema import RunConfig, SftSection, TrlSection
+from think_as_locals.config.scpo_schema import GlobalRMSection
 from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine, neutral_generation
 from think_as_locals.engines.vllm_engine import VLLMEngine
