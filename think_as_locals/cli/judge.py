@@ -70,7 +70,10 @@ def _judge(arguments: Namespace) -> None:
         task, failures = progress.add_task("judging", total=len(items)), 0
         for first in range(0, len(items), _CHUNK):
             for view, record in read(items[first : first + _CHUNK]):
-                print_result(json.dumps(record) if arguments.json else view)
+                if arguments.json:
+                    print_result(json.dumps(record))
+                else:
+                    out.print(view)
                 failures += record["verdict"] is None and "issues" in record
                 progress.advance(task)
     if failures:

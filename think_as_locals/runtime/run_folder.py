@@ -39,8 +39,7 @@ _MAY_CHANGE = {  # settings that a resumed run may change: locations and waiting
     "grpo.ddp_timeout",
     "eval.batch_size",
     "eval.too_long",
-    *(f"{model}.{key}" for model in ("rms.*", "teacher", "sample.policy", "editor") for key in _WAITING),
-    *(f"{model}.{key}" for model in ("rm", "tasks.*.scorer") for key in _WAITING),
+    *(f"{model}.{key}" for model in ("rms.*", "teacher", "sample.*", "editor") for key in _WAITING),
     "scpo.ddp_timeout",
 }
 
