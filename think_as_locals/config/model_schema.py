@@ -157,8 +157,9 @@ class DemonstrationConfig(schema.Recipe):
             yield "data.weights: only weights training items, and tal demonstrate uses every item once: set it to null"
         if self.data.shuffle_labels:
             yield "data.shuffle_labels: a control for training; demonstrations need the true labels: set it to false"
-        if (got := (self.teacher.protocol, self.teacher.orders)) != ("listwise", 1):
-            yield f"teacher.protocol: got {got[0]}, orders {got[1]}, expected listwise, 1 (see both_orders)"
+        for key, got, expected in (("protocol", self.teacher.protocol, "listwise"), ("orders", self.teacher.orders, 1)):
+            if got != expected:
+                yield f"teacher.{key}: got {got}, expected {expected}, as judges are trained (see both_orders)"
 
 
 class PolicySection(LocalModelSection):

@@ -179,7 +179,7 @@ class DataSection(Section):
 
     def faults(self) -> Iterator[str]:
         if self.path is not None and self.source.endswith("_cards"):
-            remedy = "choose data=jsonl, or the source of these rows, or set path to null"
+            remedy = "choose the source of these rows, e.g. jsonl, or set it to null"
             yield f"path: got {shown(self.path)}, but {self.source} is embedded: {remedy}"
         for key, sources in _SOURCES_OF_KEY.items():
             if (value := getattr(self, key)) is not None and self.source not in sources:
@@ -526,7 +526,8 @@ class RunConfig(Recipe):
     def faults(self) -> Iterator[str]:
         yield from self._start_faults()
         yield from self._reward_faults()
-        for name in {VALIDATION, TEST, *self.data.sources}.intersection(self.eval.sets):
+        mixed = self.data.mix if isinstance(self.data, MixSection) else ()
+        for name in {VALIDATION, TEST, *mixed}.intersection(self.eval.sets):
             yield f"eval.sets.{name}: the run measures items of its own under this name: choose another"
 
     def _start_faults(self) -> Iterator[str]:

