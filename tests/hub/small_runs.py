@@ -36,8 +36,7 @@ def write_run(folder: Path, *overrides: str, device: str = "cpu") -> Path:
     write_language_model(folder / "model", seed=0)
     JudgeSettings(prompt="compact", seed=3, max_completion_length=8, dtype="float32").save(folder / "model")
     save_training_items(training_hashes(TRAINED_ON, None), folder / "model")
-    config = load_recipe("recipes/quickstart.yaml", [f"run.name={folder.name}", *overrides])
-    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(), sort_keys=False))
+    write_config(folder, *overrides)
     write_json(folder / "environment.json", environment())
     write_json(folder / "workers.json", {"device": device, "ranks": [{}, {}]})
     logged = [{"stage": stage, "step": 30, "train_runtime": seconds} for stage, seconds in SECONDS.items()]
@@ -45,6 +44,12 @@ def write_run(folder: Path, *overrides: str, device: str = "cpu") -> Path:
     for step in (0, 30):
         _measure(folder / "carb" / f"step-{step}.json", ITEMS, step)
     return folder
+
+
+def write_config(folder: Path, *overrides: str) -> None:
+    """The configuration of a training run."""
+    config = load_recipe("recipes/quickstart.yaml", [f"run.name={folder.name}", *overrides])
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(), sort_keys=False))
 
 
 def write_evaluation(folder: Path, model: Path, *overrides: str, kind: str = "judge") -> Path:

@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from hub.small_runs import REPO, content_of, download, refused, shard, write_run
+from hub.small_runs import REPO, content_of, download, refused, shard, write_config, write_run
 from peft import LoraConfig, get_peft_model
 from reward_models.tiny import ITEMS
 from transformers import AutoModelForCausalLM
@@ -115,10 +115,8 @@ def test_pushed_adapter_names_its_base_model_on_the_hub(adapted: Path, tmp_path:
 
 def test_adapter_without_a_base_on_the_hub_is_rejected(run: Path, adapted: Path) -> None:
     refused(ConfigError, "no adapter/, this run trained without lora", run, adapter=True)
-    settings = adapted / "config.yaml"
-    kept = settings.read_text()
-    settings.write_text(kept.replace("path: Qwen/Qwen2.5-7B-Instruct", "path: /srv/base"))
+    adapter = ["model=qwen2_5_7b", "lora=rank16"]
+    write_config(adapted, "trainer=grpo", *adapter, "model.path=/srv/base")
     refused(ConfigError, r"belongs to model.path=/srv/base, expected a model on the Hub", adapted, adapter=True)
-    sft = (run / "config.yaml").read_text()
-    settings.write_text(kept.replace("sft: null\n", sft[sft.index("sft:\n") : sft.index("lora: null")]))
+    write_config(adapted, "trainer=demonstrated_grpo", "sft.data=x", *adapter)
     refused(ConfigError, "the weights after the cold start", adapted, adapter=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub.small_runs import REPO, refused, write_evaluation
+from hub.small_runs import REPO, refused, write_config, write_evaluation
 from safetensors.torch import load_file, save_file
 
 from think_as_locals.hub.leaks import LeakError
@@ -106,7 +106,6 @@ def test_local_paths_of_base_model_and_data_are_found(run: Path, tmp_path: Path)
     for text in (data, str(evaluation)):
         plant(evaluation / "carb" / "mine.json", text)
         refused(LeakError, r"carb/measured.json: a path of the run", run, evaluations=[evaluation])
-    config = run / "config.yaml"
-    config.write_text(config.read_text().replace("path: null", "path: /srv/private/base", 1))
+    write_config(run, "trainer=grpo", "model.scratch=null", "model.path=/srv/private/base")
     plant(run / "model" / "config.json", "/srv/private/base/v2")
     refused(LeakError, r"config.json: a path of the run", run)

@@ -31,6 +31,7 @@ from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.judgements import Judgements, tabulate
 from think_as_locals.integrations.inspect_tasks import carb, judge_duel
 from think_as_locals.judging import CHAT_TOKENS, parse, render, shuffle_responses, write
+from think_as_locals.judging.formats import UnknownPromptError
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.types import ConfigError, DataError, Item
 
@@ -150,7 +151,7 @@ def test_carb_task_reads_all_or_test_items_of_a_file(tmp_path: Path) -> None:
     ("options", "error", "message"),
     [
         ({"items": "train"}, ConfigError, "expected all or test"),
-        ({"prompt": "listwize"}, ConfigError, "listwise"),
+        ({"prompt": "listwize"}, UnknownPromptError, "listwise"),
         ({"prompt": "rewardbench2_ratings"}, ConfigError, "in a listwise protocol"),
         ({"data": "blend"}, ConfigError, r"data\.path|path"),
         ({"data": "jsonl", "path": "gone.jsonl"}, DataError, "gone"),
