@@ -174,31 +174,29 @@ def test_prompts_are_not_shared_in_training_mode(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    "settings",
     [
-        ({"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8}, "a sliding window of 8 tokens"),
-        ({"attention_dropout": 0.1}, "drops out attention"),
+        {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8},
+        {"attention_dropout": 0.1},  # in training alone
     ],
 )
-def test_unshareable_model_scores_separate_rows_and_logs_why_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], reason: str
-) -> None:
+def test_windows_and_dropout_are_no_reason_to_score_separate_rows(tmp_path: Path, settings: dict[str, Any]) -> None:
     path = write_classifier(tmp_path, pad_token_id=0, **settings)
     rm = ScalarRM.load(path)
-    assert reason in str(rm.unshared_reason)
+    assert rm.unshared_reason is None
     assert flat(rm.score(ITEMS)) == pytest.approx(flat(one_by_one(path, ITEMS)), abs=1e-5)
-    assert caplog.text.count("prompts are not shared") == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_prompts_are_not_shared_if_scores_would_differ(path: str, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_prompts_are_not_shared_if_scores_would_differ(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dtype: str
+) -> None:
     break_packing(monkeypatch)
     rm = ScalarRM.load(path, dtype=dtype)
-    if dtype == "bfloat16":
-        assert re.match(r"scores differ by .*e.* from float32's in the mean, those of", str(rm.unshared_reason))
-        return
     assert re.match(r"scores differ by .*e.* from those of separate rows", str(rm.unshared_reason))
-    assert flat(rm.score(ITEMS)) == pytest.approx(flat(one_by_one(path, ITEMS)), abs=1e-5)
+    assert caplog.text.count("prompts are not shared") == 1
+    if dtype == "float32":
+        assert flat(rm.score(ITEMS)) == pytest.approx(flat(one_by_one(path, ITEMS)), abs=1e-5)
 
 
 def answers(scores: tuple[float, ...]) -> list[Answer]:
@@ -335,4 +333,4 @@ def test_model_that_caps_attention_scores_is_not_computed_without(tmp_path: Path
     config = Gemma2Config(**sizes, **heads, vocab_size=len(tokenizer), attn_logit_softcapping=1.0)
     Gemma2ForSequenceClassification(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert ScalarRM.load(str(tmp_path)).model.config._attn_implementation == "eager"
+    assert ScalarRM.load(str(tmp_path)).model.config._attn_implementation.startswith("eager")

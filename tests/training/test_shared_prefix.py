@@ -22,7 +22,7 @@ from trl.trainer import grpo_trainer
 from think_as_locals.engines import packed_passes, packing
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.training.micro_batches import micro_batches
-from think_as_locals.training.shared_prefix import SharedPrefixTrainer, _float32
+from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 G = 4
@@ -367,27 +367,6 @@ def log_probs(trainer: SharedPrefixTrainer) -> Tensor:
 
 
 @pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
-@pytest.mark.parametrize("lora", [False, True])
-def test_comparison_runs_in_float32_for_any_weight_dtype(
-    make: Make, autocast: bool, dtype: torch.dtype, lora: bool
-) -> None:
-    trainer = make(bf16=autocast, lora=lora)
-    for parameter in trainer.model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    trainer.model = trainer.accelerator.prepare_model(trainer.model)
-    half, before = log_probs(trainer), {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    with _float32(trainer.accelerator, trainer.model):
-        found = log_probs(trainer)
-    assert torch.equal(log_probs(trainer), half)
-    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
-    whole = make(lora=lora)
-    whole.model.load_state_dict(before)
-    expected = log_probs(whole)
-    assert (found - expected).abs().max() < 1e-5
-    assert (half - expected).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
 def test_half_precision_noise_is_tolerated_but_wrong_positions_are_not(
     make: Make, monkeypatch: pytest.MonkeyPatch, autocast: bool, dtype: torch.dtype
 ) -> None:
@@ -409,7 +388,7 @@ def test_half_precision_noise_is_tolerated_but_wrong_positions_are_not(
         loss_and_gradient(trainer, rows)
         assert (trainer.unshared_reason is not None) == wrong
         assert wrong or apart > 5e-2
-    assert "more than 2 times as much" in str(trainer.unshared_reason)
+    assert "differ by" in str(trainer.unshared_reason)
 
 
 def test_fully_masked_completions_give_zero_loss_and_gradient(make: Make) -> None:

@@ -19,7 +19,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedType
+from accelerate import DistributedType
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
@@ -32,8 +33,6 @@ from think_as_locals.training.micro_batches import micro_batches, passes, rows_o
 
 _logger = logging.getLogger(__name__)
 
-# The largest difference of log-probabilities between packed and separate rows; in half precision see `packed_passes`.
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 # The largest of a group is below this for equal rewards, and near 1 for others.
 _NO_ADVANTAGE = 0.01
 
@@ -41,8 +40,8 @@ _NO_ADVANTAGE = 0.01
 class SharedPrefixTrainer(GRPOTrainer):
     """TRL's GRPOTrainer with packed groups; takes the same arguments. Prefix grouping: arXiv 2506.05433.
 
-    If a model or setting is not supported, or the first group's log-probabilities differ from TRL's own (in half
-    precision: are more than twice as far from float32's), it computes as TRL does, and `unshared_reason` says why. With
+    If a model or setting is not supported, or the first group's log-probabilities differ from TRL's own by more than
+    rounding, it computes as TRL does, and `unshared_reason` says why. With
     `float32_head` the LM head computes in float32, even under autocast. With `scores_rubrics`, the policy scores
     rubrics between sampling and loss; off policy, that pass also gives the rollouts' old log-probabilities to
     `add_old_log_probs`. With `max_tokens`, a micro-batch is taken in passes of at most so many tokens, whose gradients
@@ -286,25 +285,12 @@ class SharedPrefixTrainer(GRPOTrainer):
             self._stop_sharing(packed_passes.not_taken(error))
             return
         _, mask, num_labels = rows
-        scored, expected = mask[:, -num_labels:].bool(), separate()
         full_precision = self.accelerator.mixed_precision == "no"
-        exact = _TOLERANCE.get(next(model.parameters()).dtype) if full_precision else None
-        if exact is None:
-            with _float32(self.accelerator, model):
-                true = separate()
-            errors = [(values - true)[scored].abs().float().sum() for values in (got, expected)]
-        else:
-            difference = (got - expected)[scored].abs().float()
-            errors = [difference.max() if difference.numel() else difference.sum()]
-        found = self.accelerator.gather(torch.stack([*errors, scored.sum().float()])[None])
-        count = float(found[:, -1].sum())
-        self._checked = count > 0
-        if exact is not None:
-            if not (worst := float(found[:, 0].max())) <= exact:
-                self._stop_sharing(f"log-probabilities differ by {worst:.1e} from those of separate rows")
-            return
-        ours, theirs = (float(total) / max(count, 1) for total in found[:, :2].sum(0))
-        if reason := packed_passes.worse_than_separate("log-probabilities", ours, theirs):
+        tolerance = packed_passes.FULL_PRECISION.get(next(model.parameters()).dtype) if full_precision else None
+        apart = (got - separate())[mask[:, -num_labels:].bool()].abs().float()
+        reasons = gather_object([(len(apart), packed_passes.difference_reason("log-probabilities", apart, tolerance))])
+        self._checked = any(count for count, _ in reasons)
+        if reason := next((reason for _, reason in reasons if reason), None):
             self._stop_sharing(reason)
 
     def _stop_sharing(self, reason: str) -> None:
@@ -368,17 +354,6 @@ class SharedPrefixTrainer(GRPOTrainer):
             ("importance_sampling_ratio/max", weights.max(), nanmax),
         ):
             metrics[f"sampling/{name}"].append(over_ranks(gather(value.reshape(1))).item())
-
-
-@contextmanager
-def _float32(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """Have a model compute in float32, even under TRL's autocast."""
-    accelerator.autocast = nullcontext
-    try:
-        with packed_passes.computing_in_float32(accelerator.unwrap_model(model)):
-            yield
-    finally:
-        del accelerator.autocast
 
 
 def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
