@@ -28,7 +28,6 @@ from think_as_locals.evaluation.statistics import (
     difference,
     estimate_mean,
     holm,
-    mcnemar,
     min_detectable_effect,
 )
 
@@ -426,7 +425,6 @@ def test_difference_is_antisymmetric_and_independent_of_item_order(rows: list[tu
     assert there.value == pytest.approx(-back.value)
     assert there.ci95 == pytest.approx((-back.ci95[1], -back.ci95[0]))
     assert there.p == pytest.approx(back.p)
-    assert mcnemar(a, b) == mcnemar(b, a)
     assert min_detectable_effect(a, b, groups) == pytest.approx(min_detectable_effect(b, a, groups))
     assert difference(a[::-1], b[::-1], groups[::-1]).ci95 == pytest.approx(there.ci95)
     assert -1 <= there.ci95[0] <= there.value + 1e-9 <= there.ci95[1] + 2e-9 <= 1 + 2e-9
@@ -462,13 +460,6 @@ def test_macro_difference_has_nominal_coverage_and_error_rate(groups: int) -> No
         rejected += found.p < 0.05
     assert held / 300 > 0.9
     assert rejected / 300 < 0.09
-
-
-def test_mcnemar_counts_discordant_items() -> None:
-    assert mcnemar([0] * 5 + [1] * 90, [1] * 5 + [1] * 90) == pytest.approx(2 / 2**5)
-    assert mcnemar([0] * 9 + [1], [1] * 9 + [0]) == pytest.approx(stats.binomtest(1, 10).pvalue)
-    assert mcnemar([1, 0, 1], [1, 0, 1]) == 1
-    assert mcnemar([0.5, 0.0], [1.0, 0.25]) == pytest.approx(2 / 2**2)
 
 
 def test_holm_multiplies_each_p_by_the_remaining_tests() -> None:

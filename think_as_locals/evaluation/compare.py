@@ -25,7 +25,6 @@ from think_as_locals.evaluation.statistics import (
     difference,
     holm,
     indices_by_name,
-    mcnemar,
     min_detectable_effect,
 )
 from think_as_locals.evaluation.tables import figure, p_value
@@ -35,9 +34,9 @@ from think_as_locals.types import ConfigError, DataError, Item
 
 ALPHA = 0.05
 CAPTION = (
-    "Per cent with 95 % intervals. p: of no difference, with question groups as the unit; McNemar's treats items as "
-    "independent; both adjusted over the cells (Holm). detectable: the smallest true difference that this many items "
-    "would show with 80 % power. macro: the mean over all cells of culture and domain."
+    "Per cent with 95 % intervals. p: of no difference, with question groups as the unit, adjusted over the cells "
+    "(Holm). detectable: the smallest true difference that this many items would show with 80 % power. macro: the mean "
+    "over all cells of culture and domain."
 )
 _ALL, _FLIPS, _MACRO = "all items", "flip sets", "macro"
 
@@ -50,7 +49,6 @@ class Comparison:
     a: Estimate
     b: Estimate
     difference: Difference  # b - a, paired by item; the unit of its p-value is the question group
-    p_mcnemar: float | None  # McNemar's exact test, which assumes independent items; `None` for a mean over cells
     min_detectable_effect: float | None  # with 80 % power; `None` if no difference would be detected
     baselines: dict[str, Estimate]
 
@@ -75,11 +73,8 @@ def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
         overall.append(compare_part(f"{_MACRO}, {macro['cells']}{of} cells", every, None, cells=cells))
     parts = dict(indices_by_name(list(map(BREAKDOWNS[by], a.items))))
     found = [compare_part(name, indices, len(parts)) for name, indices in parts.items()]
-    adjusted = holm([c.difference.p for c in found]), holm([c.p_mcnemar for c in found if c.p_mcnemar is not None])
-    return overall + [
-        replace(c, difference=replace(c.difference, p=by_group), p_mcnemar=by_item)
-        for c, by_group, by_item in zip(found, *adjusted, strict=True)
-    ]
+    adjusted = holm([c.difference.p for c in found])
+    return overall + [replace(c, difference=replace(c.difference, p=p)) for c, p in zip(found, adjusted, strict=True)]
 
 
 def _compare(
@@ -101,7 +96,6 @@ def _compare(
         a=first,
         b=second,
         difference=difference(a, b, groups, cells=cells),
-        p_mcnemar=mcnemar(a, b) if tests else None,
         min_detectable_effect=min_detectable_effect(a, b, groups, ALPHA / tests) if tests else None,
         baselines=dict(zip(baselines, of_baselines, strict=True)),
     )
@@ -152,8 +146,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     c = comparison
     baselines = {name: estimate.as_dict() for name, estimate in c.baselines.items()}
     estimates = {"a": c.a.as_dict(), "b": c.b.as_dict(), "difference": c.difference.as_dict(), "baselines": baselines}
-    tests = {"p": c.difference.p, "p_mcnemar": c.p_mcnemar, "min_detectable_effect": c.min_detectable_effect}
-    return {"name": c.name, **estimates, **tests}
+    return {"name": c.name, **estimates, "p": c.difference.p, "min_detectable_effect": c.min_detectable_effect}
 
 
 def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> DataFrame:
@@ -172,8 +165,7 @@ def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> D
                 },
                 "B - A": figure(c.difference.as_dict(), "difference", "+.1f"),
                 "p": p_value(c.difference.p),
-                "p McNemar": p_value(c.p_mcnemar),
-                "detectable": "" if c.p_mcnemar is None else least,
+                "detectable": "" if c.name.startswith(_MACRO) else least,
                 "best baseline": f"{name} {figure(baseline.as_dict())}",
             }
         )

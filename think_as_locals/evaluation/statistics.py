@@ -182,15 +182,6 @@ def cluster_bootstrap(
     return [None if is_same else (low, high) for (low, high), is_same in zip(ends, same, strict=True)]
 
 
-def mcnemar(a: Values, b: Values) -> float:
-    """Return the two-sided p-value of McNemar's exact test (for credits, the sign test), with independent items."""
-    from scipy.stats import binom  # imported here, since it takes half a second
-
-    gains = np.asarray(b, float) - np.asarray(a, float)
-    won, lost = int((gains > 0).sum()), int((gains < 0).sum())
-    return min(1.0, 2 * float(binom.cdf(min(won, lost), won + lost, 0.5)))
-
-
 def holm(p: Sequence[float]) -> list[float]:
     """Return p-values adjusted for multiple testing by Holm's method (1979)."""
     order = np.argsort(p)
