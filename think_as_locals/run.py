@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -94,7 +94,10 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     """Return the program of a recipe with all it needs (configuration, data), and the locked folder of the run."""
     config: Config | None = None
     data: Any = None
-    settings = _composed(recipe, overrides) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
+    settings = dict[str, Any]()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # some are needed before the main process can send them
+        with suppress(ConfigError):  # which says what is wrong, and ends the others
+            settings = compose_recipe(recipe, overrides)
     trains = "rms" not in settings  # the processes of an evaluation have a model each
     if not trains:
         take_own_gpus()
@@ -135,14 +138,6 @@ def _load_config(recipe: str, overrides: Sequence[str]) -> Config:
         print_result(launched)
     preflight(config)
     return config
-
-
-def _composed(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a recipe's settings, some of which a process needs before the main one can send them."""
-    try:
-        return compose_recipe(recipe, overrides)
-    except ConfigError:  # the main process says what is wrong, and ends the others
-        return {}
 
 
 def load_data(config: Config) -> Any:

@@ -189,9 +189,5 @@ def read_opinion_cards(data: DataSection, seed: int) -> Iterator[Item]:
 
 
 def _utility(card: Card, custom: str, culture: str, seed: int) -> float:
-    return POPULARITY * _popularity(card.name, custom, seed) + (OWN if custom == culture else 0)
-
-
-@cache
-def _popularity(card: str, custom: str, seed: int) -> float:
-    return random.Random(f"{seed}:{card}/{custom}").gauss(0, 1)
+    popularity = random.Random(f"{seed}:{card.name}/{custom}").gauss(0, 1)
+    return POPULARITY * popularity + (OWN if custom == culture else 0)

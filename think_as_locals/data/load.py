@@ -251,12 +251,11 @@ def _of_size(items: Iterable[Item], size: int, seed: int) -> Iterable[Item]:
     if short:
         message = f"data.num_responses={size}: left out {len(short):,} items with fewer, such as {short[0]!r}"
         warnings.warn(message, DataWarning, stacklevel=2)
-    return [item if len(item.responses) == size else _cut(item, size, seed) for item in long_enough]
-
-
-def _cut(item: Item, size: int, seed: int) -> Item:
-    wrong = sorted(_wrong(item), key=lambda i: hash_fraction(f"{item.id}/{i}", seed))
-    return reorder_responses(item, sorted([item.best, *wrong[: size - 1]]))
+    drawn = []
+    for item in long_enough:
+        wrong = sorted(_wrong(item), key=lambda i: hash_fraction(f"{item.id}/{i}", seed))[: size - 1]
+        drawn.append(reorder_responses(item, sorted([item.best, *wrong])) if len(item.responses) > size else item)
+    return drawn
 
 
 def _pairs(item: Item) -> list[Item]:

@@ -226,7 +226,8 @@ class _Index:
             numbered = _NUMBERED.search(name)
             for match in self._training.get(text.keys[kind], ()):
                 by_chance = numbered and match.item.language == text.item.language
-                if not by_chance or _similarity(text.prompt, match.prompt) >= _UNRELATED:
+                one, other = _shingles(text.prompt), _shingles(match.prompt)
+                if not by_chance or len(one & other) >= _UNRELATED * len(one | other):
                     yield kind, match
         identifying = {name: self._training.get(key, ()) for name, key in text.keys.items() if key not in self._common}
         yield from (("text", match) for match in self._training.get(text.keys["content"], ()))
@@ -291,9 +292,3 @@ def _shingles(prompt: str) -> _Shingles:
     """Return the hashes of every three words in a row, with blanks at both ends."""
     words = ["", "", *prompt.split(), "", ""]
     return set(map(hash, zip(words, words[1:], words[2:], strict=False)))
-
-
-def _similarity(a: str, b: str) -> float:
-    """Return the Jaccard similarity of two prompts."""
-    one, other = _shingles(a), _shingles(b)
-    return len(one & other) / len(one | other)

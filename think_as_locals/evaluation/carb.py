@@ -66,13 +66,14 @@ def summarise(
     drawn: dict[str, Any] = {"samples": bootstrap_samples, "seed": seed}
     credit, every = judged.by_item("credit"), np.arange(len(items))
     measure = partial(_measure, group, baseline_credits(items), bootstrap_samples, seed)
-    failures, in_format = (
-        accuracy(rows[name].to_numpy(float), group[rows["item"]], **drawn) for name in ("parse_failure", "in_format")
-    )
+    shares = (rows[name].to_numpy(float) for name in ("parse_failure", "in_format"))
+    failures, in_format = (accuracy(share, group[rows["item"]], **drawn) for share in shares)
     # An item in several orders counts in several positions, and one that was not presented in none.
     presented = rows[~rows["too_long"]]
     positions = indices_by_name([LABELS[slot] for slot in presented["best_slot"]])
     names = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
+    sure = rows[rows["margin"].notna()]
+    trust = *sure[["margin", "credit"]].to_numpy(float).T, group[sure["item"]]
     return {
         "dataset": dataset,
         "split": split,
@@ -98,7 +99,7 @@ def summarise(
         "faulty_rows": {"n": len(faulty), "first": list(faulty[:3])},
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
-        "calibration": _calibration(judged, drawn),
+        "calibration": {"n": 0} if sure.empty else calibration(*trust, **drawn),
         "flips": _flips(judged, credit, measure, drawn),
     }
 
@@ -120,14 +121,6 @@ def _measure(
     ours, *of_baselines = accuracies(columns, group[indices], samples, seed)
     named = zip(baselines, of_baselines, strict=True)
     return {**ours.as_dict(), "baselines": {name: estimate.as_dict() for name, estimate in named}}
-
-
-def _calibration(judged: Judgements, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the calibration of the judgements that have a margin."""
-    sure = judged.rows[judged.rows["margin"].notna()]
-    if sure.empty:
-        return {"n": 0}
-    return calibration(sure["margin"].to_numpy(), sure["credit"].to_numpy(), judged.group[sure["item"]], **drawn)
 
 
 def _flips(

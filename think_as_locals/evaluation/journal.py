@@ -94,7 +94,10 @@ class Journal:
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 remedy = "remove this line, and its request is asked again" if number > 1 else "move the file away"
                 raise DataError(f"{path}:{number}: damaged ({error}): {remedy}") from error
-        _check_identity(path, then, identity)
+        keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
+        if differing := [f"{key} was {then.get(key)!r}, is {identity.get(key)!r}" for key in keys]:
+            message = f"{path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
+            raise ConfigError(message)
         return whole
 
     def __enter__(self) -> Journal:
@@ -133,14 +136,6 @@ class Journal:
         """Exchange answers with the other processes, which all call this."""
         for answers in peers.exchange({key: self._answers[key] for key in keys}):
             self._answers |= answers
-
-
-def _check_identity(path: Path, then: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Raise an error unless a journal is that of this model."""
-    keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
-    if differing := [f"{key} was {then.get(key)!r}, is {identity.get(key)!r}" for key in keys]:
-        message = f"{path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
-        raise ConfigError(message)
 
 
 @dataclass(frozen=True, slots=True)

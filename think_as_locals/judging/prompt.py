@@ -165,7 +165,7 @@ def _broken(text: str, readings: Iterable[tuple[str, Sequence[int]]], special_to
     for read, positions in readings:
         for form in (found for name in _FORMS if name in special_tokens for found in _FORMS[name].finditer(read)):
             start, end = positions[form.start()], positions[form.end() - 1] + 1
-            if form[0][1] == "|" or _is_upper(text[start:end]):
+            if form[0][1] == "|" or unicodedata.normalize("NFKC", text[start:end]).isupper():  # of whatever width
                 cuts.add(start + 1)
         for token in tokens:
             start = read.find(token)
@@ -180,11 +180,6 @@ def _broken(text: str, readings: Iterable[tuple[str, Sequence[int]]], special_to
 def _tokens_as_read(special_tokens: tuple[str, ...]) -> list[str]:
     given = (special for special in special_tokens if special not in _FORMS)
     return [token for special in given if len(token := next(_readings(special))[0]) > 1]
-
-
-def _is_upper(text: str) -> bool:
-    """Return whether the letters of a text are capitals, of whatever width."""
-    return unicodedata.normalize("NFKC", text).isupper()
 
 
 def _readings(text: str) -> Iterator[tuple[str, Sequence[int]]]:

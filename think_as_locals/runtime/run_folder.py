@@ -129,7 +129,8 @@ class RunFolder(StageFolder):
 
     def evaluated_steps(self, name: str = TEST) -> dict[int, Path]:
         """The results on a set by step, in order."""
-        return _by_step(self._evaluation_dir(name).glob("*.json"))
+        paths = self._evaluation_dir(name).glob("*.json")
+        return dict(sorted((step, path) for path in paths if (step := _step_of(path)) is not None))
 
     def evaluated_sets(self) -> list[str]:
         """The names of the sets that a training run was evaluated on, its own test items first."""
@@ -153,10 +154,6 @@ class RunFolder(StageFolder):
     def read_id(self) -> str:
         """Return the unique id of this run."""
         return str(read_json(self.environment)["id"])
-
-
-def _by_step(paths: Iterator[Path]) -> dict[int, Path]:
-    return dict(sorted((step, path) for path in paths if (step := _step_of(path)) is not None))
 
 
 def _step_of(path: Path) -> int | None:

@@ -25,7 +25,7 @@ from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.engines.weight_checksum import ChecksumRequest, SentTensors, check, read
+from think_as_locals.engines.weight_checksum import SentTensors, check, read
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
@@ -98,7 +98,9 @@ class CheckedGeneration(VLLMGeneration, ABC):
     def sync_weights(self) -> None:
         """Send the policy's weights to the engine; TrainingError on all ranks if its results then differ."""
         self._tensors.begin()
-        if is_peft_model(self.model) and self._sends_adapter():
+        if reason := self._merge_reason() if is_peft_model(self.model) else None:
+            self._warn_once(f"every weight sync sends the whole model, with the adapter merged: {reason}")
+        if is_peft_model(self.model) and reason is None:
             tensors = adapter_tensors(self.model, self._dist.gather_params)
             self._sent = sum(tensor.nbytes for tensor in tensors.values())
             self._adapter.begin()
@@ -193,12 +195,6 @@ class CheckedGeneration(VLLMGeneration, ABC):
         """Return why the engine cannot apply the policy's adapter, or `None`; here: why no engine can."""
         return "FSDP shards it" if self._dist.is_fsdp else lora_unsupported_reason(self.model)
 
-    def _sends_adapter(self) -> bool:
-        reason = self._merge_reason()
-        if reason:
-            self._warn_once(f"every weight sync sends the whole model, with the adapter merged: {reason}")
-        return reason is None
-
     def _warn_once(self, warning: str) -> None:
         if warning not in self._warned and self.accelerator.is_main_process:
             _logger.warning(warning)
@@ -270,14 +266,12 @@ class ColocatedGeneration(CheckedGeneration):
 
     def _read_back(self, sent: SentTensors) -> None:
         """Compare a tensor of the workers with the one sent; ranks that share an engine have a worker each."""
-        here = sent.expected, self._read(sent.request) if sent.request else None
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        here = sent.expected, read(runner, sent.request) if sent.request else None
         ranks: list[tuple[int, int | None]] = gather_object([here])
         for first in range(0, len(ranks), size := self.tensor_parallel_size):
             workers = [found for _, found in ranks[first : first + size]]
             self._check_tensor(sent, ranks[first][0], workers, f"vLLM on rank {first}")
-
-    def _read(self, request: ChecksumRequest) -> int | None:
-        return read(self.llm.llm_engine.model_executor.driver_worker.model_runner, request)
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
         from vllm.lora.request import LoRARequest
