@@ -21,6 +21,7 @@ from think_as_locals.data.load import describe_items, load_side
 from think_as_locals.data.rows import Fault, Outcome, Row, check_rows, read_rows
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
+from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, yield_table
 from think_as_locals.evaluation.tables import on_terminal
@@ -31,7 +32,7 @@ from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.reward_models.reward_model import Answer, Request, is_unanswered
 from think_as_locals.runtime.files import read_json, write_json, write_rows
-from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.output import print_result, progress_bar, progress_console
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, DataError, Demonstration, Item
 

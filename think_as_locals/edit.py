@@ -27,6 +27,7 @@ from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import language_tag
 from think_as_locals.data.load import describe_items, load_side
 from think_as_locals.engines import Engine, Messages, Sampling
+from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, load_policy, yield_table
@@ -34,7 +35,7 @@ from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.judging.prompt import break_tokens, culture_name
 from think_as_locals.reward_models.reward_model import REFUSED, TOO_LONG, Answer, Request, is_unanswered
 from think_as_locals.runtime.files import read_json, write_json, write_rows
-from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.output import print_result, progress_bar, progress_console
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, DataError, Item, is_stop
 

@@ -19,6 +19,7 @@ from think_as_locals.data import read
 from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, no_edit_reason, of_items, read_edits
 from think_as_locals.data.load import Candidates, describe_items, load_side, read_candidates
 from think_as_locals.data.splits import select
+from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation import carb, downstream
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
@@ -35,7 +36,7 @@ from think_as_locals.machine.doctor import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
-from think_as_locals.runtime.output import Terminal, print_result, progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.output import Terminal, print_result, progress_bar, progress_console
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError

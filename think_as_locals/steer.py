@@ -20,13 +20,14 @@ from think_as_locals.data.load import describe_items
 from think_as_locals.data.rows import path_of
 from think_as_locals.data.sources.globalopinionqa import others_reference, read_questions
 from think_as_locals.data.splits import select, shuffle_labels
+from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.machine.memory import describe
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
-from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.output import print_result, progress_bar, progress_console
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.report import on_terminal, write_report
 from think_as_locals.scpo.results import (

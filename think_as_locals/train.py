@@ -20,6 +20,7 @@ from think_as_locals.config.schema import RunConfig, SftSection
 from think_as_locals.data.load import EvalSet, TrainingData, describe_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels
+from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.journal import Advance, query_with_journal
 from think_as_locals.evaluation.judgements import grouped
@@ -32,7 +33,7 @@ from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_lon
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.model_files import reading_model
-from think_as_locals.runtime.output import print_result, progress_console, quiet_transformers, shorten_repeats
+from think_as_locals.runtime.output import print_result, progress_console, shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_requested, train_stage
 from think_as_locals.training.cold_start import TRACKED_PART, ColdStartTrainer, demonstrate

@@ -138,13 +138,13 @@ def _source_of(path: str) -> str | None:
 @contextmanager
 def _loaded_reader(model: str, backend: Any, max_tokens: int | None) -> Iterator[Read]:
     """Load a judge or a classifier, and close it; a PreflightError if there is no such model."""
+    from think_as_locals.engines.transformers_engine import quiet_transformers
     from think_as_locals.evaluation.tables import judgement_view, scores_view
     from think_as_locals.machine.doctor import model_fault
     from think_as_locals.reward_models.published import architecture
     from think_as_locals.reward_models.reward_model import favourite
     from think_as_locals.runtime.files import read_json
     from think_as_locals.runtime.model_files import model_file
-    from think_as_locals.runtime.output import quiet_transformers
 
     if fault := model_fault(model, revision=None, whole=backend == "vllm"):
         raise PreflightError(fault)
@@ -181,8 +181,8 @@ def _loaded_reader(model: str, backend: Any, max_tokens: int | None) -> Iterator
 
 
 def _serve(arguments: Namespace) -> None:
+    from think_as_locals.engines.transformers_engine import quiet_transformers
     from think_as_locals.machine.doctor import preflight
-    from think_as_locals.runtime.output import quiet_transformers
     from think_as_locals.serving.server import load_server, serve
 
     config = load_server(arguments.model, arguments.overrides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,12 +11,15 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
+from huggingface_hub.utils.tqdm import enable_progress_bars
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, set_seed
+from transformers.utils import logging as transformers_logging
 
 from think_as_locals.engines.engine import Chat, Messages, Sampling, TokenEngine, by_prefix
 from think_as_locals.runtime.model_files import reading_model
+from think_as_locals.runtime.output import LEVEL, is_verbose
 from think_as_locals.types import ModelError, first_of
 
 T = TypeVar("T")
@@ -178,3 +182,13 @@ def on_device(model: Any) -> Any:
     if not hasattr(model, "hf_device_map"):
         model.to("cuda" if torch.cuda.is_available() else "cpu")
     return model.eval()
+
+
+def quiet_transformers() -> None:
+    """Hide the logs of transformers and its progress bars for loading weights, but not those of downloads."""
+    if is_verbose():
+        return
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    if os.environ.get(LEVEL) != "quiet":
+        enable_progress_bars()

@@ -15,13 +15,14 @@ from think_as_locals.config.checks import load_data_config
 from think_as_locals.data import read
 from think_as_locals.data.splits import select
 from think_as_locals.engines.engine import Backend
+from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation.report import FROM_SCRATCH, is_randomly_initialised
 from think_as_locals.judging import RULES
 from think_as_locals.machine.doctor import Finding, model_fault
 from think_as_locals.reward_models.judge import SETTINGS_FILE, Judge
 from think_as_locals.reward_models.reward_model import TOO_LONG, ScoredItem
 from think_as_locals.runtime.model_files import model_file
-from think_as_locals.runtime.output import quiet_transformers, shorten_repeats
+from think_as_locals.runtime.output import shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Item, PreflightError, cut
 

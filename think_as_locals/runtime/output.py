@@ -21,14 +21,14 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 
-_LEVEL = "TAL_OUTPUT"  # in the environment, so that ranks and jobs inherit it
+LEVEL = "TAL_OUTPUT"  # in the environment, so that ranks and jobs inherit it
 
 _OTHERS = re.compile(r"[^ -~\n\t]")  # all but what no terminal interprets
 _JOINERS_AND_MARKS = "\u200c\u200d\u200e\u200f\u061c"  # invisible, and needed to write some languages
 
 _REPEATED = re.compile(r"(.{1,80}?)\1{4,}", re.DOTALL)
 
-_QUIETER = {"TRANSFORMERS_VERBOSITY": "error", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+_QUIETER = {"TRANSFORMERS_VERBOSITY": "error", "VLLM_LOGGINGLEVEL": "ERROR", "TORCH_CPP_LOGLEVEL": "ERROR"}
 """Environment variables that are set without `-v`, unless they are set already."""
 
 _NOISE = [
@@ -44,7 +44,7 @@ _NOISE = [
 def set_output(level: str | None) -> None:
     """Set the level, `quiet` or `verbose` (`None`: keep it); call this before libraries are imported."""
     if level is not None:
-        os.environ[_LEVEL] = level
+        os.environ[LEVEL] = level
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             with suppress(OSError):  # which a pipe that is read and written raises
@@ -62,7 +62,7 @@ def set_output(level: str | None) -> None:
 
 def is_verbose() -> bool:
     """Return whether to show the logs of libraries."""
-    return os.environ.get(_LEVEL) == "verbose"
+    return os.environ.get(LEVEL) == "verbose"
 
 
 def visible(text: str) -> str:
@@ -89,7 +89,7 @@ class Terminal(Console):
 
 def progress_console(*, is_main: bool = True, style: str | None = None) -> Terminal:
     """Return the console for progress and logs of a run: stderr, of the main process only."""
-    return Terminal(stderr=True, quiet=not is_main or os.environ.get(_LEVEL) == "quiet", style=style)
+    return Terminal(stderr=True, quiet=not is_main or os.environ.get(LEVEL) == "quiet", style=style)
 
 
 def print_result(*parts: RenderableType) -> None:
@@ -115,19 +115,6 @@ def progress_bar(console: Console) -> Progress:
     """Return a progress bar with counts and the remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
-
-
-def quiet_transformers() -> None:
-    """Hide the logs of transformers and its progress bars for loading weights, but not those of downloads."""
-    if is_verbose():
-        return
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    if os.environ.get(_LEVEL) != "quiet":
-        enable_progress_bars()
 
 
 def _to_stderr(record: logging.LogRecord) -> bool:
