@@ -304,7 +304,7 @@ def test_validity_command_prints_tables_or_json(tmp_path: Path, tal: Tal) -> Non
     done = tal("validity", str(rows), "--out", str(tmp_path), columns=80)
     assert "-0.42 [-0.95, 0.73], n 5" in done.out
     assert done.out.endswith(f"{tmp_path}/validity.svg\n")
-    assert done.err == "warning: n = 5: with so few reward models a correlation says little\n"
+    assert done.err == "tal: warning: n = 5: with so few reward models a correlation says little\n"
     done = tal("validity", str(rows), "--out", str(tmp_path), "--json")
     assert json.loads(done.out) == json.loads((tmp_path / "validity.json").read_text())
 

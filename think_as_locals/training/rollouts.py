@@ -25,7 +25,7 @@ from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.engines.weight_checksum import SentTensors, check, read
+from think_as_locals.engines.weight_checksum import ChecksumRequest, SentTensors, check, read
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
@@ -266,12 +266,14 @@ class ColocatedGeneration(CheckedGeneration):
 
     def _read_back(self, sent: SentTensors) -> None:
         """Compare a tensor of the workers with the one sent; ranks that share an engine have a worker each."""
-        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        here = sent.expected, read(runner, sent.request) if sent.request else None
+        here = sent.expected, self._read(sent.request) if sent.request else None
         ranks: list[tuple[int, int | None]] = gather_object([here])
         for first in range(0, len(ranks), size := self.tensor_parallel_size):
             workers = [found for _, found in ranks[first : first + size]]
             self._check_tensor(sent, ranks[first][0], workers, f"vLLM on rank {first}")
+
+    def _read(self, request: ChecksumRequest) -> int | None:
+        return read(self.llm.llm_engine.model_executor.driver_worker.model_runner, request)
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
         from vllm.lora.request import LoRARequest
