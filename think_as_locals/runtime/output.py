@@ -28,7 +28,7 @@ _JOINERS_AND_MARKS = "\u200c\u200d\u200e\u200f\u061c"  # invisible, and needed t
 
 _REPEATED = re.compile(r"(.{1,80}?)\1{4,}", re.DOTALL)
 
-_QUIETER = {"TRANSFORMERS_VERBOSITY": "error", "VLLM_LOGGINGLEVEL": "ERROR", "TORCH_CPP_LOGLEVEL": "ERROR"}
+_QUIETER = {"TRANSFORMERS_VERBOSITY": "error", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Environment variables that are set without `-v`, unless they are set already."""
 
 _NOISE = [
