@@ -27,7 +27,7 @@ def data_section(**changes: Any) -> DataSection:
         "max_items": None,
         "hide_place": False,
         "max_prompt_tokens": None,
-        "sets_per_group": 5,
+        "sets_per_group": 5 if generated else None,
         "max_groups": None,
         "min_share_gap": None,
         "columns": None,
