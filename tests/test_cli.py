@@ -31,7 +31,8 @@ from think_as_locals.cli import main
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.sources import jsonl
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.runtime.output import print_error, print_result, progress_console, set_output
+from think_as_locals.runtime.output import print_error, print_result, set_output
+from think_as_locals.runtime.terminal import progress_console
 
 ONE_ITEM = ["--prompt", "How do people greet?", "--response", "With a bow.", "--response", "With two kisses."]
 

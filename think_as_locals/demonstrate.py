@@ -32,8 +32,9 @@ from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.reward_models.reward_model import Answer, Request, is_unanswered
 from think_as_locals.runtime.files import read_json, write_json, write_rows
-from think_as_locals.runtime.output import print_result, progress_bar, progress_console
+from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.runtime.terminal import progress_bar, progress_console
 from think_as_locals.types import LABELS, DataError, Demonstration, Item
 
 _OUTCOMES = ("right", "wrong", "out_of_format", "too_long")

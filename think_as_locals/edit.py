@@ -35,8 +35,9 @@ from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.judging.prompt import break_tokens, culture_name
 from think_as_locals.reward_models.reward_model import REFUSED, TOO_LONG, Answer, Request, is_unanswered
 from think_as_locals.runtime.files import read_json, write_json, write_rows
-from think_as_locals.runtime.output import print_result, progress_bar, progress_console
+from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.runtime.terminal import progress_bar, progress_console
 from think_as_locals.types import ConfigError, DataError, Item, is_stop
 
 

@@ -36,9 +36,10 @@ from think_as_locals.machine.doctor import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
-from think_as_locals.runtime.output import Terminal, print_result, progress_bar, progress_console
+from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.runtime.terminal import Terminal, progress_bar, progress_console
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
 
 _CONSISTENCY_K = 1.0  # of cross-lingual consistency, exp(-k |change|); the paper does not publish its value

@@ -27,8 +27,9 @@ from think_as_locals.machine.memory import describe
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
-from think_as_locals.runtime.output import print_result, progress_bar, progress_console
+from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
+from think_as_locals.runtime.terminal import progress_bar, progress_console
 from think_as_locals.scpo.report import on_terminal, write_report
 from think_as_locals.scpo.results import (
     HeldOutSet,

@@ -33,8 +33,9 @@ from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_lon
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.model_files import reading_model
-from think_as_locals.runtime.output import print_result, progress_console, shorten_repeats
+from think_as_locals.runtime.output import print_result, shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.runtime.terminal import progress_console
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_requested, train_stage
 from think_as_locals.training.cold_start import TRACKED_PART, ColdStartTrainer, demonstrate
 from think_as_locals.training.faults import parse_failure_causes

@@ -318,7 +318,7 @@ def test_validity_command_warns_about_missing_cells(tmp_path: Path, tal: Tal) ->
     done = tal("validity", str(tmp_path), "--out", str(tmp_path))
     warning = "macro over 39 of 40 cells; missing: Thai/safety"
     found = json.loads((tmp_path / "validity.json").read_text())["warning"]
-    assert done.err == f"warning: {found}\n"
+    assert done.err == f"tal: warning: {found}\n"
     assert found == f"n = 4: with so few reward models a correlation says little; {warning}"
 
 

@@ -268,18 +268,17 @@ def test_prompt_of_a_pair_is_processed_once(rm: ScalarRM, tmp_path: Path) -> Non
     assert loss_and_gradient(trainer, [0, 1])[2] == [4 * 43]
 
 
-def test_unsupported_prompt_sharing_falls_back_and_warns_once(
+def test_dropout_trains_separate_rows_and_warns_once(
     rm: ScalarRM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pairs = shared_pairs(0)
     eager = trl_arguments(config("model.attn_implementation=eager"), config().scpo, tmp_path)["model_init_kwargs"]
-    trainer = trainer_of(rm, pairs, [1.0] * 3, tmp_path, model_init_kwargs=eager)
-    assert "attn_implementation is eager; supported: sdpa" in str(trainer.unshared_reason)
-    trainer.train()
-    assert caplog.text.count("prompts are not shared") == 1
+    assert trainer_of(rm, pairs, [1.0] * 3, tmp_path, model_init_kwargs=eager).unshared_reason is None
     lora = LORA.model_copy(update={"lora_dropout": 0.1})
     trainer = trainer_of(rm, pairs, [1.0] * 3, tmp_path, lora=lora, dropout=True)
     assert trainer.unshared_reason == "dropout (0.1) would be the same for all rows of a prompt"
+    trainer.train()
+    assert caplog.text.count("prompts are not shared") == 1
 
 
 def test_score_mismatch_falls_back_to_separate_rows(

@@ -58,7 +58,8 @@ def add(commands: Any) -> None:
 def _judge(arguments: Namespace) -> None:
     from rich.progress import Progress
 
-    from think_as_locals.runtime.output import Terminal, print_error, print_result, progress_console
+    from think_as_locals.runtime.output import print_error, print_result
+    from think_as_locals.runtime.terminal import Terminal, progress_console
 
     items = _items(arguments)[: arguments.limit]
     out = Terminal()

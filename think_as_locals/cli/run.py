@@ -153,7 +153,7 @@ def _doctor(arguments: Namespace) -> None:
     from think_as_locals.config.checks import load_config
     from think_as_locals.config.launch import read_launch
     from think_as_locals.machine.doctor import examine
-    from think_as_locals.runtime.output import progress_console
+    from think_as_locals.runtime.terminal import progress_console
 
     config = load_config(arguments.recipe, arguments.overrides) if arguments.recipe else None
     launch = read_launch(arguments.launch or (config.run.launch if config else None))

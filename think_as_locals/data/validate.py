@@ -22,8 +22,9 @@ from think_as_locals.data.load import choose
 from think_as_locals.data.rows import Fault, Outcome, Severity, mark_repeats
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, response_language, row_outcomes
 from think_as_locals.runtime.files import new_file
-from think_as_locals.runtime.output import Terminal, print_error, print_result
+from think_as_locals.runtime.output import print_error, print_result
 from think_as_locals.runtime.processes import in_processes
+from think_as_locals.runtime.terminal import Terminal
 from think_as_locals.types import DataError, Item, shown
 
 _MAX_PLACES = 3  # of each defect in the table

@@ -13,13 +13,12 @@ import re
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterable
 from contextlib import suppress
 from io import TextIOWrapper
+from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.segment import Segment
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 LEVEL = "TAL_OUTPUT"  # in the environment, so that ranks and jobs inherit it
 
@@ -75,25 +74,10 @@ def visible(text: str) -> str:
     return _OTHERS.sub(escape, text.replace("\r\n", "\n"))
 
 
-class Terminal(Console):
-    """A console on which texts are no markup, and what a terminal would interpret in them is escaped."""
-
-    def __init__(self, *, stderr: bool = False, quiet: bool = False, style: str | None = None) -> None:
-        super().__init__(stderr=stderr, quiet=quiet, style=style, markup=False, highlight=False, emoji=False)
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as rich does, with the text of each part escaped."""
-        for part in super().render(renderable, options):
-            yield part if part.control else part._replace(text=visible(part.text))
-
-
-def progress_console(*, is_main: bool = True, style: str | None = None) -> Terminal:
-    """Return the console for progress and logs of a run: stderr, of the main process only."""
-    return Terminal(stderr=True, quiet=not is_main or os.environ.get(LEVEL) == "quiet", style=style)
-
-
 def print_result(*parts: RenderableType) -> None:
     """Print results on stdout; a text as it is, however narrow the terminal."""
+    from think_as_locals.runtime.terminal import Terminal
+
     for part in parts:
         if isinstance(part, str):
             print(visible(part), flush=True)  # noqa: T201
@@ -109,12 +93,6 @@ def print_error(message: str) -> None:
 def shorten_repeats(text: str) -> str:
     """Return a text in which what is written five times or more in a row stands once, with its number of times."""
     return _REPEATED.sub(lambda found: f"{found[1]}[{len(found[0]) // len(found[1])} times]", text)
-
-
-def progress_bar(console: Console) -> Progress:
-    """Return a progress bar with counts and the remaining time."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console)
 
 
 def _to_stderr(record: logging.LogRecord) -> bool:

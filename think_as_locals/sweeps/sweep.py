@@ -16,7 +16,7 @@ from pathlib import Path
 from think_as_locals.config.compose import ASSETS, group_options, nearest, quoted, reason
 from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.runtime.files import write_text
-from think_as_locals.runtime.output import print_result, progress_console
+from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.processes import STOP_SIGNALS, on_signals
 from think_as_locals.runtime.run_folder import (
     RunFolder,
@@ -26,6 +26,7 @@ from think_as_locals.runtime.run_folder import (
     refuse_links,
     resumable,
 )
+from think_as_locals.runtime.terminal import progress_console
 from think_as_locals.sweeps.grid import Job, make_jobs
 from think_as_locals.sweeps.runner import LOG, POLL_S, STATUS, STOP, STOPPED_STATUS, read_status
 from think_as_locals.sweeps.table import State, write_table
