@@ -151,6 +151,7 @@ def test_init_rejects_unusable_rows_and_creates_nothing(
         (["there"], "there already exists"),
         (["a/b"], "the folder a does not exist"),
         (["new", "--from", "no.csv"], "no.csv: no such file"),
+        (["new", "--from", "two\nlines.csv"], "its name has unprintable characters, which a recipe cannot hold"),
     ],
 )
 def test_failed_init_leaves_existing_files_untouched(tmp_path: Path, tal: Tal, words: list[str], message: str) -> None:

@@ -22,7 +22,7 @@ from training.small_grpo import Code
 
 from think_as_locals import train
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.data import load, read
 from think_as_locals.data.load import load_training_data
 from think_as_locals.data.sources import jsonl

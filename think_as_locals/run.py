@@ -22,7 +22,7 @@ from think_as_locals.config.model_schema import (
     SampleConfig,
     TrainingConfig,
 )
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import take_own_gpus
 from think_as_locals.runtime.output import print_result

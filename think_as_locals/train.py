@@ -16,7 +16,8 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from think_as_locals.config.launch import Launch, read_launch
-from think_as_locals.config.schema import RunConfig, SftSection
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.config.schema import SftSection
 from think_as_locals.data.load import EvalSet, TrainingData, describe_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels

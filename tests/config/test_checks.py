@@ -34,7 +34,8 @@ from transformers.trainer_utils import SchedulerType
 from think_as_locals.config.checks import Config, load_config, load_data_config, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
 from think_as_locals.config.model_schema import EvaluationConfig, SampleConfig
-from think_as_locals.config.schema import DataSection, KeyVariable, RunConfig, Scheduler, sections
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.config.schema import DataSection, KeyVariable, Scheduler, sections
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
 from think_as_locals.scpo.report import DIFFERENCES

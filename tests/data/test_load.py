@@ -15,7 +15,8 @@ from data.tables import write
 from items import make_item
 
 from think_as_locals.config.checks import load_data_config, load_recipe
-from think_as_locals.config.schema import DataSection, RunConfig
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.config.schema import DataSection
 from think_as_locals.data import load, read
 from think_as_locals.data.load import Candidates, TrainingData, check_leaks, load_training_data, read_candidates
 from think_as_locals.data.sources import jsonl

@@ -367,3 +367,12 @@ def test_save_to_disk_folder_is_read(tmp_path: Path) -> None:
     next((tmp_path / "one").glob("*.arrow")).write_bytes(b"no arrow")
     with pytest.raises(DataError, match="one: not a data set as save_to_disk writes it"):
         list(read_rows(str(tmp_path / "one")))
+
+
+@pytest.mark.parametrize("texts", [["a" * 1024**2] * 4, [None] * 1024**2])  # long ones, or very many
+def test_parquet_bomb_is_rejected(tmp_path: Path, texts: list[str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("think_as_locals.runtime.files._MIN_EXPANSION", 1024)
+    rows = pyarrow.table({"prompt": pyarrow.array(texts, pyarrow.string())})
+    pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", compression="zstd", use_dictionary=False)
+    with pytest.raises(DataError, match=r"rows.parquet: .*expands to more than 200 times"):
+        list(read_rows(str(tmp_path / "rows.parquet")))

@@ -15,7 +15,7 @@ from conftest import ROOT, SMALL, command, launch
 from reward_models.tiny import a_tokenizer
 from warm import processes_in
 
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.data import load
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Chat, Sampling

@@ -10,7 +10,7 @@ from transformers import Qwen2Config, T5Config
 
 from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.launch import Launch, read_launch
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import GB, Counts, count, describe, estimate, memory_faults

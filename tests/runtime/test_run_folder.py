@@ -11,7 +11,7 @@ import pytest
 from items import make_item
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.evaluation import carb
 from think_as_locals.runtime import run_folder
 from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, rewind

@@ -18,7 +18,7 @@ import torch
 from accelerate import PartialState
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.data import load
 from think_as_locals.judging import Component, Evidence, render, write
 from think_as_locals.reward_models.scratch import make_judge

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +14,7 @@ from training.small_grpo import tiny_trainer
 
 from think_as_locals.judging import write
 from think_as_locals.judging.formats import forced_verdict
-from think_as_locals.training.criteria_gain import GainQuery, force
+from think_as_locals.training.criteria_gain import CriteriaGainScorer, GainQuery, force
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.types import LABELS, Criterion, Rubric
 
@@ -65,21 +64,23 @@ def test_gain_scores_match_naive_forward_passes(tmp_path: Path, scorer: str) -> 
 
 def test_gain_is_the_smaller_one_of_both_orders(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, "reward=paper", "reward.both_orders=true")
-    rubrics = [rubric_of(*names) for names in (("custom", "place"), ("fit",), ("the second", "of both"))]
-    for row in (0, 1):
-        example, other = trainer.train_dataset[row], trainer.train_dataset[row ^ 1]
-        assert example["mirrored"] == (other["prompt"], other["presented"].best)
-        in_each = []
-        for each in (example, other):
-            queries = [query(trainer, each["index"], rubric, each["presented"].best) for rubric in rubrics]
-            in_each.append(trainer._gain_scorer.score(queries))
-        queries = [
-            replace(query(trainer, row, rubric, example["presented"].best), mirrored=example["mirrored"])
-            for rubric in rubrics
-        ]
+    rubrics = [rubric_of("custom", "place"), None, rubric_of("fit"), rubric_of("the second", "of both")]
+    examples = [trainer.train_dataset[row] for row in (0, 1)]
+    by_order = []
+    for row, example in enumerate(examples):
+        queries = [query(trainer, row, rubric, example["presented"].best) for rubric in rubrics]
+        by_order.append((queries, CriteriaGainScorer(trainer, trainer.chat, "policy").score(queries)))
+    (here, first), (there, second) = by_order
+    assert first != second
+    expected = [
+        min(filter(None, two), key=lambda pair: pair[0] - pair[1], default=None)
+        for two in zip(first, second, strict=True)
+    ]
+    for queries in (here, there):
         found = trainer._gain_scorer.score(queries)
-        for pair, *pairs in zip(found, *in_each, strict=True):
-            assert pair == pytest.approx(min(pairs, key=lambda each: each[0] - each[1]), abs=1e-5)
+        assert [pair is None for pair in found] == [False, True, False, False]
+        for pair, smaller in zip(found, expected, strict=True):
+            assert pair == (smaller and pytest.approx(smaller, abs=1e-5))
 
 
 def test_the_last_forced_token_is_the_label(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_passes_keep_groups_whole_and_within_the_tokens(
         "prompt_mask": torch.stack([torch.arange(9) < prompt for prompt, *_ in rows]),
         "completion_mask": torch.stack([torch.arange(9) < length for _, length, _ in rows]),
     }
-    parts = [list(range(len(rows))[part]) for part in passes(whole, max_tokens)]
+    parts = [list(range(len(rows))[part]) for part in passes(*whole.values(), max_tokens)]
     assert [row for part in parts for row in part] == list(range(len(rows)))
     for part in parts:
         groups = {rows[row][2] for row in part}
@@ -72,4 +72,4 @@ def test_passes_keep_groups_whole_and_within_the_tokens(
             if prompts[number] + sum(lengths) <= max_tokens:
                 assert {row for row in part if rows[row][2] == number} == set(range(4 * number, 4 * number + 4))
     wanted = max(len(parts), min(agreed, len(rows)))
-    assert len(passes(whole, max_tokens, lambda _: wanted)) == wanted
+    assert len(passes(*whole.values(), max_tokens, lambda _: wanted)) == wanted

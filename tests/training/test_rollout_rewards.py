@@ -78,7 +78,7 @@ def _score(
     logged: dict[str, float] = {}
     presented = presented or [shuffle_responses(ITEM)] * len(completions)
     examples = [
-        Example(index=0, presented=item, source="mine", prompt=[{"role": "user", "content": "Which?"}], mirrored=None)
+        Example(index=0, presented=item, source="mine", prompt=[{"role": "user", "content": "Which?"}])
         for item in presented
     ]
     found = rewards.score(completions, examples, 3, logged.__setitem__, score_gains)

@@ -110,7 +110,8 @@ def _init(arguments: Namespace) -> None:
     if others := [each for each in arguments.overrides if not each.startswith(("data.columns=", "data.labels="))]:
         raise ConfigError(f"{others[0]}: expected data.columns or data.labels; other keys are for the recipe")
     rows: Path | None = arguments.rows
-    path = _SAMPLE if rows is None else str(rows.resolve())
+    if not (path := _SAMPLE if rows is None else str(rows.resolve())).isprintable():
+        raise DataError(f"{path}: its name has unprintable characters, which a recipe cannot hold: rename it")
     if rows is not None and not rows.is_file():
         raise DataError(f"{rows}: no such file")
     temp = folder.with_name(f".{folder.name}.{os.getpid()}")  # renamed at the end: it appears as a whole, or not at all

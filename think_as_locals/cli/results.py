@@ -93,9 +93,9 @@ def _validity(arguments: Namespace) -> None:
     from think_as_locals.evaluation.tables import on_terminal
     from think_as_locals.runtime.run_folder import RunFolder
 
+    results, file = read_results(arguments.results), RunFolder(arguments.out).validity
     arguments.out.mkdir(parents=True, exist_ok=True)
-    file = RunFolder(arguments.out).validity
-    found = write_validity(read_results(arguments.results), file)
+    found = write_validity(results, file)
     if found["warning"]:
         print_error(f"warning: {found['warning']}")
     if arguments.json:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
 from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig, SampleConfig
-from think_as_locals.config.schema import GrpoSection, ItemsConfig, RunConfig, SftSection, TrlSection
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.config.schema import GrpoSection, ItemsConfig, SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig, ScpoSection
 from think_as_locals.types import ConfigError, cut, first_of, shown
 

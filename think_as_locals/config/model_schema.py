@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from think_as_locals.config import schema
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.types import Convention, CultureShown, ProtocolKind, RubricLanguage, TooLong, shown
 
@@ -222,7 +223,7 @@ class SampleConfig(schema.Recipe):
     sample: SampleSection
 
 
-TrainingConfig = schema.RunConfig | ScpoConfig
+TrainingConfig = RunConfig | ScpoConfig
 """What trains: its processes share one model."""
 
 

@@ -16,7 +16,8 @@ from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, field_valid
 from pydantic_core import PydanticCustomError
 
 from think_as_locals.config.compose import nearest
-from think_as_locals.config.schema import DataSection, RunConfig, Side
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.config.schema import DataSection, Side
 from think_as_locals.data.edits import remove_label
 from think_as_locals.data.fields import Culture, Identifier, Language, RowModel, Text, Texts, question_group
 from think_as_locals.data.rows import Fault, Outcome, Row, check_rows, mark_repeats, read_rows, valid_items
@@ -183,7 +184,11 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
     if (size := data.num_responses) is not None:
         items = _of_size(items, size, seed)
     if data.as_pairs:
-        items = [pair for item in items for pair in _pairs(item)]
+        each = ((item, sorted((item.best, i)), i) for item in items for i in _wrong(item))
+        items = [
+            replace(reorder_responses(item, two), id=f"{item.id}/pair-{i}") if len(item.responses) > 2 else item
+            for item, two, i in each
+        ]
     if data.hide_place:
         edited = [(item, remove_label(item)) for item in items]
         items = [replace(item, prompt=cut.prompt) for item, cut in edited if cut]
@@ -256,13 +261,6 @@ def _of_size(items: Iterable[Item], size: int, seed: int) -> Iterable[Item]:
         wrong = sorted(_wrong(item), key=lambda i: hash_fraction(f"{item.id}/{i}", seed))[: size - 1]
         drawn.append(reorder_responses(item, sorted([item.best, *wrong])) if len(item.responses) > size else item)
     return drawn
-
-
-def _pairs(item: Item) -> list[Item]:
-    """Return a pair of the best response and each other one, all in the item's question group."""
-    if len(item.responses) == 2:
-        return [item]
-    return [replace(reorder_responses(item, sorted((item.best, i))), id=f"{item.id}/pair-{i}") for i in _wrong(item)]
 
 
 def _wrong(item: Item) -> list[int]:

@@ -26,9 +26,8 @@ KERNELS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 # What transformers turns the last two into if flash-attn is not installed but `kernels` is.
 _FROM_HUB = {FLASH_ATTN_KERNEL_FALLBACK[name] for name in KERNELS if name in FLASH_ATTN_KERNEL_FALLBACK}
 _EAGER = "eager_packed"  # as which eager attention is registered: transformers looks up no other than "eager" itself
-_ATTENTION = {"full_attention", "sliding_attention", "attention", "hybrid"}
 _STATEFUL = {"linear_attention", "conv", "mamba", "hybrid"}
-_OTHERS = {"moe", "mlp", "dense", "sparse"}  # of models whose layers hold either attention or a feed-forward network
+_STATELESS = {"full_attention", "sliding_attention", "attention", "moe", "mlp", "dense", "sparse"}
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
@@ -39,7 +38,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return f"model.attn_implementation is {kernel}; supported: {', '.join(KERNELS)}"
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         return "the model lies on several devices"
-    if unknown := layers - _ATTENTION - _STATEFUL - _OTHERS:
+    if unknown := layers - _STATELESS - _STATEFUL:
         return f"the model has layers of {', '.join(sorted(unknown))}"
     if layers & _STATEFUL and not _state_layers(model):
         return f"the layers of {', '.join(sorted(layers & _STATEFUL))} take no state"

@@ -13,7 +13,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from think_as_locals.config.model_schema import EvaluationConfig
-from think_as_locals.config.schema import DataSection, RunConfig
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.config.schema import DataSection
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.data.sources import SOURCES

@@ -45,7 +45,10 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
     end, has_criterion = start + len(_OPENING), False
     stop = text.find(_CLOSING)
     for line in text[end:stop].split("\n"):
-        if _names_response(line, LABELS[:num_responses]):
+        # One by one, as long runs of combining marks take quadratic time.
+        plain = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in line)
+        tagged = any(f"{name}>" in plain.casefold() for name in SECTIONS)
+        if tagged or any(c in LABELS[:num_responses] and _stands_alone(plain, i) for i, c in enumerate(plain)):
             return text[:end] if has_criterion else None
         end += len(line) + 1
         has_criterion |= bool(line.strip())
@@ -114,14 +117,6 @@ def check_languages(items: Iterable[Item]) -> None:
             scripts(item.language)
         except DataError as error:
             raise DataError(f"item {item.id!r}: {error}; or set prompt.rubric_language=any") from None
-
-
-def _names_response(line: str, labels: str) -> bool:
-    # One by one, as long runs of combining marks take quadratic time.
-    text = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in line)
-    if any(f"{name}>" in text.casefold() for name in SECTIONS):
-        return True
-    return any(character in labels and _stands_alone(text, index) for index, character in enumerate(text))
 
 
 def _stands_alone(text: str, index: int) -> bool:

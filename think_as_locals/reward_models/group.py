@@ -17,7 +17,7 @@ from think_as_locals.engines.engine import Backend
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol
-from think_as_locals.reward_models.reward_model import Answer, Request, RewardModel, query_all
+from think_as_locals.reward_models.reward_model import Request, RewardModel, query_all
 from think_as_locals.types import LABELS, DataError, Item, is_text
 
 NEUTRAL = 0.5  # the reward of a response without a rival
@@ -154,7 +154,12 @@ class GroupReward:
         for (prompt, item), requests, answers in zip(
             items, item_requests, query_all(self.rm, item_requests), strict=True
         ):
-            for text, value in zip(item.responses, self._values(item, requests, answers), strict=True):
+            if self._judge:
+                verdicts = [self._judge.read(*pair).verdict for pair in zip(requests, answers, strict=True)]
+                values: Sequence[float] = won_shares(requests, verdicts)
+            else:
+                values = self.rm.scores(item, answers)
+            for text, value in zip(item.responses, values, strict=True):
                 if not math.isnan(value):
                     found[prompt, "" if text == _BLANK else text].append(value)
         return [self._reward(text, groups[prompt], found[prompt, text]) for prompt, text, _ in rows]
@@ -186,12 +191,6 @@ class GroupReward:
             return [item_of(prompt, pair) for pair in combinations(texts, 2)]
         parts = [texts[start : start + len(LABELS)] for start in range(0, len(texts), len(LABELS))]
         return [item_of(prompt, part if len(part) > 1 else [*part, part[0] + _BLANK]) for part in parts]
-
-    def _values(self, item: Item, requests: Sequence[Request], answers: Sequence[Answer]) -> Sequence[float]:
-        """Return the value of each response of an item by the answers: NaN for a parse failure."""
-        if not self._judge:
-            return self.rm.scores(item, answers)
-        return won_shares(requests, [self._judge.read(*pair).verdict for pair in zip(requests, answers, strict=True)])
 
     def _reward(self, text: str, group: Collection[str], values: list[float]) -> Reward:
         if not text and self._lowest is not None:

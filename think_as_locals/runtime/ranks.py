@@ -18,7 +18,7 @@ from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, num_gpus
-from think_as_locals.types import ConfigError, ModelError, PreflightError
+from think_as_locals.types import ModelError, PreflightError
 
 T = TypeVar("T")
 
@@ -88,17 +88,7 @@ def launch_faults(config: TrainingConfig) -> list[str]:
         faults.append("a saved model: FSDP saves one only with fsdp_state_dict_type: FULL_STATE_DICT")
     if fsdp and not isinstance(config, ScpoConfig) and config.rollout.backend == "transformers":
         faults.append("a sampler: FSDP's ranks cannot sample with rollout=transformers, they wait for one another")
-    faults += _batch_faults(config) if isinstance(config, ScpoConfig) else []
     return [*faults, *_device_faults(dtype, deepspeed, fsdp), *(_zero3_faults() if deepspeed else [])]
-
-
-def _batch_faults(config: ScpoConfig) -> Iterator[str]:
-    for name, section in (("scpo", config.scpo), ("global_rm", config.global_rm)):
-        if section is not None:
-            try:
-                section.micro_steps(current_launch().processes)
-            except ConfigError as error:
-                yield f"{name}.batch_size: {error}"
 
 
 def _device_faults(dtype: str, deepspeed: bool, fsdp: bool) -> Iterator[str]:

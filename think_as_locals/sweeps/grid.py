@@ -11,7 +11,7 @@ from itertools import product
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.compose import compose_recipe, read_override, reason
 from think_as_locals.config.launch import read_launch
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.types import ConfigError
 
 _VARIANT = "variant="

@@ -21,7 +21,8 @@ from typing import Any
 from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-from think_as_locals.config.schema import RunConfig, SftSection
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.config.schema import SftSection
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat
 from think_as_locals.judging import prompt_format, render_presented, reorder_responses

@@ -15,6 +15,7 @@ the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,10 +40,9 @@ class GainQuery:
 
     row: int  # of the training data set
     prompt: Messages
-    completion_ids: Sequence[int]
+    completion_ids: Sequence[int] | None = None  # if its old log-probabilities may be wanted, too
     rubric: str | None  # its `rubric_span`, a prefix of its text; None where there is nothing to score
     verdict: int  # the best response as presented
-    mirrored: tuple[Messages, int] | None = None  # prompt and verdict with the responses in the other order
 
 
 LogProbPair = tuple[float, float]
@@ -52,19 +52,35 @@ LogProbPair = tuple[float, float]
 class CriteriaGainScorer:
     """Scores the rubrics of rollouts with a trainer's policy or its reference model."""
 
-    def __init__(self, trainer: SharedPrefixTrainer, chat: Chat, scorer: str) -> None:
+    def __init__(self, trainer: SharedPrefixTrainer, chat: Chat, scorer: str, *, both_orders: bool = False) -> None:
+        """With both orders, rows 2 k and 2 k + 1 of the training data are an item in either order."""
         self._trainer = trainer
         self._chat = chat
         self._scorer = scorer
+        self._both_orders = both_orders
 
     def score(self, queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
         """Return the log-probabilities for each query, or `None` without a rubric; all ranks call this together.
 
-        They are at the trainer's temperature, like the distribution that rollouts are sampled from, and of the order of
-        responses in which the rubric gains less.
+        They are at the trainer's temperature, like the distribution that rollouts are sampled from, and with both
+        orders of the one in which the rubric gains less.
         """
-        messages = {(query.row, False): query.prompt for query in queries}
-        messages |= {(query.row, True): query.mirrored[0] for query in queries if query.mirrored}
+        scores = self._score_all(queries)
+        if self._both_orders:
+            others = {row: self._trainer.train_dataset[row ^ 1] for row in {query.row for query in queries}}
+            mirrored = self._score_all(
+                [
+                    GainQuery(row=q.row ^ 1, prompt=o["prompt"], rubric=q.rubric, verdict=o["presented"].best)
+                    for q, o in ((query, others[query.row]) for query in queries)
+                ]
+            )
+            both = zip(scores, mirrored, strict=True)
+            scores = [min(filter(None, two), key=lambda pair: pair[0] - pair[1], default=None) for two in both]
+        return scores
+
+    def _score_all(self, queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
+        """Score queries in batches of a micro-step's rows."""
+        messages = {query.row: query.prompt for query in queries}
         prompts = dict(zip(messages, self._chat.encode(list(messages.values())), strict=True))
         scores: list[LogProbPair | None] = []
         with self._model() as model, evaluating(model), torch.no_grad():
@@ -74,38 +90,31 @@ class CriteriaGainScorer:
         return scores
 
     def _score_batch(
-        self, model: nn.Module, queries: Sequence[GainQuery], prompts: dict[tuple[int, bool], list[int]]
+        self, model: nn.Module, queries: Sequence[GainQuery], prompts: dict[int, list[int]]
     ) -> list[LogProbPair | None]:
         """Score in one pass each prompt's verdict alone, each rollout's rubric and, if wanted, the rollouts."""
-        tokenizer = self._chat.tokenizer
-        branches = dict[tuple[int, bool, str], list[int]]()  # by the query, whether mirrored, and the kind
-        alone = dict[tuple[int, bool], tuple[int, bool, str]]()  # of each prompt
-        for mirrored in (False, True):
-            for i, query in enumerate(queries):
-                if mirrored and not query.mirrored:
-                    continue
-                verdict = query.mirrored[1] if mirrored and query.mirrored else query.verdict
-                if (query.row, mirrored) not in alone:
-                    alone[query.row, mirrored] = i, mirrored, "alone"
-                    branches[i, mirrored, "alone"] = force(tokenizer, "", verdict)
-                if query.rubric is not None:
-                    branches[i, mirrored, "rubric"] = force(tokenizer, query.rubric, verdict)
-                if self._trainer.wants_old_log_probs and not mirrored:
-                    branches[i, mirrored, "rollout"] = list(query.completion_ids)
-        before, before_mask = padded([prompts[queries[i].row, mirrored] for i, mirrored, _ in branches], "left")
-        after, after_mask = padded(list(branches.values()), "right")
+        tokenizer, branches = self._chat.tokenizer, list[tuple[int, str, list[int]]]()  # query, kind, tokens
+        for i, query in enumerate(queries):
+            if i == 0 or query.row != queries[i - 1].row:
+                branches.append((i, "alone", force(tokenizer, "", query.verdict)))
+            if query.rubric is not None:
+                branches.append((i, "rubric", force(tokenizer, query.rubric, query.verdict)))
+            if self._trainer.wants_old_log_probs and query.completion_ids is not None:
+                branches.append((i, "rollout", list(query.completion_ids)))
+        before, before_mask = padded([prompts[queries[i].row] for i, *_ in branches], "left")
+        after, after_mask = padded([ids for *_, ids in branches], "right")
         device = self._trainer.accelerator.device
         ids, mask = torch.cat([before, after], 1).to(device), torch.cat([before_mask, after_mask], 1).to(device)
         log_probs, _, _ = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, after.shape[1])
-        if rollouts := [index for index, (_, _, kind) in enumerate(branches) if kind == "rollout"]:
+        if rollouts := [index for index, (_, kind, _) in enumerate(branches) if kind == "rollout"]:
             self._trainer.add_old_log_probs(log_probs[rollouts])
-        last = torch.tensor([[len(ids) - 1] for ids in branches.values()], device=log_probs.device)
-        found = dict(zip(branches, log_probs.gather(1, last)[:, 0].tolist(), strict=True))
+        labels = log_probs.gather(1, torch.tensor([[len(ids) - 1] for *_, ids in branches], device=log_probs.device))
+        found = {(i, kind): value for (i, kind, _), [value] in zip(branches, labels.tolist(), strict=True)}
         scores: list[LogProbPair | None] = []
-        for i, query in enumerate(queries):
-            orders = [order for order in (False, True) if (i, order, "rubric") in found]
-            pairs = [(found[i, order, "rubric"], found[alone[query.row, order]]) for order in orders]
-            scores.append(min(pairs, key=lambda pair: pair[0] - pair[1], default=None))
+        alone = math.nan
+        for i in range(len(queries)):
+            alone = found.get((i, "alone"), alone)
+            scores.append((found[i, "rubric"], alone) if (i, "rubric") in found else None)
         return scores
 
     @contextmanager

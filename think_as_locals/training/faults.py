@@ -20,7 +20,8 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, gather_object
 from transformers import TrainerCallback, TrainerState
 
-from think_as_locals.config.schema import RewardSection, RunConfig
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.config.schema import RewardSection
 from think_as_locals.judging import RULES, Component, Evidence
 from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
 from think_as_locals.runtime.processes import in_background

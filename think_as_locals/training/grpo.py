@@ -26,7 +26,8 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.model_schema import TrainingConfig
-from think_as_locals.config.schema import RunConfig, SftSection, TrlSection
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.config.schema import SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection
 from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine, neutral_generation
@@ -73,7 +74,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         dataset, weights = PromptDataset(config, items, sources, self.chat), self.rewards.weights
         functions = {**self.rewards.components, **self.rewards.own}  # whose names TRL logs; it does not call them
         gain_scorer = config.reward.criteria_gain.scorer
-        self._gain_scorer = CriteriaGainScorer(self, self.chat, gain_scorer)
+        self._gain_scorer = CriteriaGainScorer(self, self.chat, gain_scorer, both_orders=self._both_orders)
         arguments = GRPOConfig(
             **trl_arguments(config, config.grpo, checkpoints.folder),
             **rollout_arguments(config),
@@ -336,20 +337,12 @@ class PromptDataset(LazyDataset):
         numbers = [divmod(index, len(self._orders)) for index in indices]
         self._chat.check_texts(self._items[number] for number, _ in numbers if number not in self._checked)
         presented = [shuffle_responses(self._items[number], self._seed, self._orders[turn]) for number, turn in numbers]
-        mirrored: list[tuple[Messages, int] | None] = [None] * len(numbers)
-        if len(self._orders) > 1:
-            others = [shuffle_responses(self._items[n], self._seed, not self._orders[turn]) for n, turn in numbers]
-            mirrored = [(self._prompt(other), other.best) for other in others]
         return {
             "index": indices,
             "presented": presented,
             "source": [self._sources[number] for number, _ in numbers],
-            "prompt": list(map(self._prompt, presented)),
-            "mirrored": mirrored,
+            "prompt": [self._chat.turns(render_presented(p, p.responses, **self._settings)) for p in presented],
         }
-
-    def _prompt(self, presented: Item) -> Messages:
-        return self._chat.turns(render_presented(presented, presented.responses, **self._settings))
 
 
 def trl_arguments(config: TrainingConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
 
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
 from think_as_locals.runtime.output import shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder

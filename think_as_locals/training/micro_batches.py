@@ -32,17 +32,19 @@ def micro_batches(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
     return parts
 
 
-def passes(batch: dict[str, Any], max_tokens: int, agree: Callable[[int], int] = int) -> list[slice]:
+def passes(
+    prompt_ids: Tensor, prompt_mask: Tensor, completion_mask: Tensor, max_tokens: int, agree: Callable[[int], int] = int
+) -> list[slice]:
     """Split a micro-batch into parts of at most `max_tokens` tokens, a group's prompt counted once; return their rows.
 
     Groups stay whole unless one alone is larger: then each of its parts has the prompt. `agree` returns how many parts
     all ranks are to have, given how many this one needs; there are never more than rows.
 
     Example:
-        passes(batch, 4096)  # [slice(0, 16), slice(16, 32)]: two groups of 8 completions in each pass
+        passes(ids, of_prompts, of_completions, 4096)  # [slice(0, 16), slice(16, 32)]: two groups of 8 in each pass
     """
-    prompts, completions = (batch[f"{of}_mask"].sum(1).tolist() for of in ("prompt", "completion"))
-    group = _groups(batch["prompt_ids"])
+    prompts, completions = (mask.sum(1).tolist() for mask in (prompt_mask, completion_mask))
+    group = _groups(prompt_ids)
     sizes = torch.zeros(int(group[-1]) + 1, dtype=torch.long).index_add(0, group, torch.tensor(completions)).tolist()
     starts, used = [0], 0
     for row, (number, prompt, completion) in enumerate(zip(group.tolist(), prompts, completions, strict=True)):

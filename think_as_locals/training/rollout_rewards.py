@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.engines import Chat, Messages
 from think_as_locals.judging import COMPONENTS, Evidence, is_degenerate, prompt_format, rubric_span
 from think_as_locals.judging.rewards import load_custom_rewards
@@ -32,7 +32,6 @@ class Example(TypedDict):
     presented: Item
     source: str
     prompt: Messages
-    mirrored: tuple[Messages, int] | None  # prompt and best response in the other order, if both are presented
 
 
 class Rewards:
@@ -86,7 +85,6 @@ class Rewards:
                     completion_ids=ids,
                     rubric=rubric_span(judgement, len(example["presented"].responses)),
                     verdict=example["presented"].best,
-                    mirrored=example["mirrored"],
                 )
                 for example, ids, judgement in zip(examples, completion_ids, judgements, strict=True)
             ]

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens

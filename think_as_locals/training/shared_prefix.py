@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import DistributedType
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -28,6 +27,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import nanmax, nanmin
 
 from think_as_locals.engines import packed_passes, packing, shared_layers
+from think_as_locals.runtime.ranks import uses_deepspeed
 from think_as_locals.training.lm_heads import float32_heads, lean_heads, linear_in_float32
 from think_as_locals.training.micro_batches import micro_batches, passes, rows_of
 
@@ -127,15 +127,15 @@ class SharedPrefixTrainer(GRPOTrainer):
         parts = [slice(None)]
         # The entropy bonus is a mean over the tokens of a micro-batch, whatever the loss is.
         if self._max_tokens is not None and self.model.training and not self._entropy_bonus_enabled:
-            parts = passes(inputs, self._max_tokens, self._most)
+            masks = inputs["prompt_mask"], inputs["completion_mask"]
+            parts = passes(inputs["prompt_ids"], *masks, self._max_tokens, self._most)
         losses = [torch.zeros((), device=self.accelerator.device)]
         for number, rows in enumerate(parts, 1):
             part, weight = self._part(inputs, rows) if len(parts) > 1 else (inputs, 1.0)
             with nullcontext() if number == len(parts) else self._no_sync(model):
                 losses.append(weight * super().compute_loss(model, part, return_outputs, num_items_in_batch))
                 if number < len(parts):
-                    deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-                    self.accelerator.backward(losses[-1], **{"scale_wrt_gas": False} if deepspeed else {})
+                    self.accelerator.backward(losses[-1], **{"scale_wrt_gas": False} if uses_deepspeed() else {})
                     losses[-1] = losses[-1].detach()
         return torch.stack(losses).sum()
 
@@ -144,8 +144,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         """Add gradients up without sending them to other ranks, as Trainer does between micro-batches."""
         state, syncs = self.accelerator.gradient_state, self.accelerator.sync_gradients
         state._set_sync_gradients(False)
-        on_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        with nullcontext() if on_deepspeed else self.accelerator.no_sync(model):
+        with nullcontext() if uses_deepspeed() else self.accelerator.no_sync(model):
             yield
         state._set_sync_gradients(syncs)
 
@@ -230,12 +229,8 @@ class SharedPrefixTrainer(GRPOTrainer):
                     _, others = self._packed_log_probs(model, input_ids, attention_mask, logits_to_keep, rest)
             chunks, parts = [], [slice(i, i + size) for i in range(0, len(input_ids), size)]
             if self._max_tokens is not None and not torch.is_grad_enabled():
-                whole = {
-                    "prompt_ids": input_ids[:, :-logits_to_keep],
-                    "prompt_mask": attention_mask[:, :-logits_to_keep],
-                    "completion_mask": attention_mask[:, -logits_to_keep:],
-                }
-                parts = passes(whole, self._max_tokens, self._most)
+                masks = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
+                parts = passes(input_ids[:, :-logits_to_keep], *masks, self._max_tokens, self._most)
             for part in parts:
                 rows = (input_ids[part], attention_mask[part], logits_to_keep)
                 chunks.append(self._packed_log_probs(model, *rows, wanted[part]))

@@ -220,6 +220,21 @@ def test_both_languages_keep_the_flip_sets_of_each_language(tmp_path: Path) -> N
     assert {item.language for item in with_blank if item.culture == "CN"} == {"en"}  # asked in the other language
 
 
+@pytest.mark.parametrize(
+    ("region", "culture", "language"),
+    [
+        ("Assam", "IN-AS", "as"),
+        ("Ethiopia", "ET", "am"),
+        ("West_Java", "ID-JB", "su"),
+        ("Northern_Nigeria", "NG", "ha"),
+    ],
+)
+def test_regions_with_low_resource_languages_are_read(tmp_path: Path, region: str, culture: str, language: str) -> None:
+    a_folder(tmp_path, {"q": {"UK": {"toast": 4}, region: {"rice": 5}}})
+    items = read(tmp_path, languages=["own"])
+    assert {(item.culture, item.language) for item in items} == {("GB", "en"), (culture, language)}
+
+
 # --- faults ---
 
 

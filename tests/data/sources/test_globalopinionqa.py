@@ -287,6 +287,20 @@ def test_chosen_option_exceeds_rejected_share_by_the_gap(shares: list[tuple[floa
     assert {item.responses for item in pairs} >= set(enough)
 
 
+@given(shares=distributions)
+def test_others_mean_averages_all_other_countries(shares: list[tuple[float, ...]]) -> None:
+    codes = ("CL", "PE", "TH", "EG", "JP")[: len(shares)]
+    asked = question(tuple(f"option {i}" for i in range(len(shares[0]))), **dict(zip(codes, shares, strict=True)))
+    mean = others_mean(asked, "CL")
+    assert (mean is None) == (len(shares) == 1)
+    if mean is not None:
+        assert math.fsum(mean) == pytest.approx(1)
+        for found, (_, *others) in zip(mean, zip(*shares, strict=True), strict=True):
+            assert found == pytest.approx(math.fsum(others) / len(others), abs=1e-12)
+    everyone = others_mean(asked, "a country that was not asked")
+    assert everyone == pytest.approx([math.fsum(column) / len(shares) for column in zip(*shares, strict=True)])
+
+
 # --- as a source like any other ---
 
 
