@@ -66,7 +66,7 @@ def test_total_is_the_weighted_sum_of_the_requested_parts() -> None:
     assert breakdown.total({"correctness": 2.0, "structure": 0.2}) == pytest.approx(-1.9)
     assert breakdown.total({"structure": 3.0}) == pytest.approx(1.5)
     assert breakdown.total({}) == 0.0
-    with pytest.raises(KeyError, match=r"'gain'.*correctness, structure"):
+    with pytest.raises(KeyError, match="gain"):
         breakdown.total({"gain": 1.0, "structure": 1.0})
 
 
