@@ -3,9 +3,10 @@
 Both trainers get the same model, seed, rollouts and loss, padded as TRL pads them; their updates (all micro-batches of
 a generation batch, forward and backward) alternate after one of each that does not count. Ratios are of the least and
 of the median seconds. Beside them stands how many times fewer tokens a shared prompt leaves, G(P + C) / (P + GC), and
-what else there is: padding (a third trainer trims that alone), padded positions that TRL scores, groups without
-advantage. Both sides have the same allocator settings. The last case asks what scoring every rubric (`criteria_gain`)
-adds to a whole step. `--runs 3` measures all of it three times: least, median and greatest ratio.
+what else there is: padding, padded positions that TRL scores, groups without advantage. Where it can, TRL's trainer
+also runs rows without padding, as verl does, and the prefix trie of TRL's AsyncGRPOTrainer (`peers.py`). All have the
+same allocator settings. The last case asks what scoring every rubric (`criteria_gain`) adds to a whole step. `--runs 3`
+measures all of it three times: least, median and greatest ratio.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": s
 
 import torch
 from datasets import Dataset
+from peers import SEGMENTS, TrieTrainer, UnpaddedTrainer
 from peft import LoraConfig
 from rich.console import Console
 from rich.progress import Progress
@@ -49,7 +51,8 @@ from think_as_locals.runtime.files import write_json
 from think_as_locals.training.criteria_gain import CriteriaGainScorer, GainQuery
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 
-UPDATES, GAINS = ("trl", "trimmed", "shared"), ("shared", "gain")
+TRAINERS = {"trl": GRPOTrainer, "unpadded": UnpaddedTrainer, "trie": TrieTrainer, "shared": SharedPrefixTrainer}
+UPDATES, UNPACKED, GAINS = tuple(TRAINERS), ("trl", "shared"), ("shared", "gain")  # TRL's trie takes no such layers
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,8 @@ CASES = (
     Case("ragged: P 350-1024, C 24-128", (350, 420, 512, 1024), (24, 128), 7.5),
     Case("ragged, half of the groups at zero advantage", (350, 420, 512, 1024), (24, 128), 12, idle_groups=2),
     Case("sliding windows (Gemma 3), P 1024, C 128", (1024,), (128, 128), 3, family="gemma3_text"),
-    Case("attention sinks (gpt-oss), P 1024, C 128", (1024,), (128, 128), 3, family="gpt_oss"),
-    Case("gated delta nets (Qwen3.5), P 1024, C 128", (1024,), (128, 128), 3, family="qwen3_5_text"),
+    Case("attention sinks (gpt-oss), P 1024, C 128", (1024,), (128, 128), 3, variants=UNPACKED, family="gpt_oss"),
+    Case("gated delta nets (Qwen3.5), P 1024, C 128", (1024,), (128, 128), 3, variants=UNPACKED, family="qwen3_5_text"),
     Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=GAINS, whole_step=True),
 )
 MEMORY_TARGET = 0.5
@@ -136,16 +139,16 @@ class UpdateBenchmark:
         )
         AutoModelForCausalLM.from_config(config).save_pretrained(self.folder)
 
-    def _model(self) -> Any:
+    def _model(self, variant: str) -> Any:
         dtype = "bfloat16" if self.device == "cuda" else "float32"
-        kernel = "eager" if self.case.family == "gpt_oss" else "sdpa"
+        kernel = "eager" if self.case.family == "gpt_oss" else SEGMENTS if variant in ("unpadded", "trie") else "sdpa"
         return AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation=kernel)
 
     def _trainer(self, variant: str) -> GRPOTrainer:
         g, shortest, longest = self.arguments.generations, *self.completions
         on_gpu = self.device == "cuda"
-        trainer = (GRPOTrainer if variant == "trl" else SharedPrefixTrainer)(
-            model=self._model(),
+        trainer = TRAINERS.get(variant, SharedPrefixTrainer)(
+            model=self._model(variant),
             peft_config=self.adapter,
             reward_funcs=lambda completion_ids, **_: self._rewards(variant, completion_ids),
             args=GRPOConfig(
@@ -172,8 +175,6 @@ class UpdateBenchmark:
             trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
         trainer.current_gradient_accumulation_steps = len(self.prompts)
         trainer.create_optimizer()
-        if variant == "trimmed":
-            trainer.unshared_reason = "padding alone is measured"
         if not self.case.whole_step:
             trainer._generate_and_score_completions = lambda _: dict(self.batch)
         return trainer
@@ -280,8 +281,8 @@ def measure(bench: UpdateBenchmark, repetitions: int) -> dict[str, Any]:
         "memory_mb": {variant: memory[variant] / 2**20 for variant in (first, last)},
     }
     if not bench.case.whole_step:
-        reference = bench.gradient(first)
-        result["gradient_error"] = float((bench.gradient(last) - reference).norm() / reference.norm())
+        reference, *others = (bench.gradient(variant) for variant in bench.case.variants)
+        result["gradient_error"] = max(float((other - reference).norm() / reference.norm()) for other in others)
         result["memory_of_trl"] = memory[last] / memory[first]
         result |= bench.factors()
     return result
@@ -319,14 +320,13 @@ def table(runs: list[list[dict[str, Any]]], title: str) -> Table:
     shown = Table(title=title)
     for column in ("case", "compared", "seconds", "by least", "by median", "target"):
         shown.add_column(column)
-    for column in ("token bound", "padding", "positions", "idle", "trimmed alone", "peak memory", "gradient"):
+    for column in ("token bound", "padding", "positions", "idle", "unpadded", "trie", "peak memory", "gradient"):
         shown.add_column(column)
     for results in zip(*runs, strict=True):
         result = results[0]
         first, *_, last = result["median"]
         least, median = (sorted(each[by][last] for each in results) for by in ("least", "median"))
         met = "green" if statistics.median(median) >= result["target"] else "red"
-        trimmed = [each["median"]["trimmed"] for each in results if "trimmed" in each["median"]]
         shown.add_row(
             result["case"],
             f"{first}, {last}",
@@ -338,11 +338,16 @@ def table(runs: list[list[dict[str, Any]]], title: str) -> Table:
                 f"{result[name]:.2f}" if name in result else ""
                 for name in ("token_bound", "padding", "positions", "idle")
             ),
-            f"{statistics.median(trimmed):.2f}" if trimmed else "",
+            *(_median(results, variant) for variant in ("unpadded", "trie")),
             f"{result['memory_of_trl']:.2f} (<= {MEMORY_TARGET})" if "memory_of_trl" in result else "",
             f"{result['gradient_error']:.0e}" if "gradient_error" in result else "",
         )
     return shown
+
+
+def _median(results: Sequence[dict[str, Any]], variant: str) -> str:
+    ratios = [each["median"][variant] for each in results if variant in each["median"]]
+    return f"{statistics.median(ratios):.2f}" if ratios else ""
 
 
 def _spread(ratios: list[float]) -> str:

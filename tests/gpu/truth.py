@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(1, str(Path(__file__).parents[1] / "benchmarks"))
 
 import psutil
 from gpu.checks import CHECKS, MARK, OTHER_GPUS, Check, Claim, Scale

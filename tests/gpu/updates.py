@@ -41,7 +41,7 @@ class AdapterUpdateBenchmark(UpdateBenchmark):
     def _make_model(self) -> None:
         self.config.save_pretrained(self.folder)
 
-    def _model(self) -> Any:
+    def _model(self, variant: str) -> Any:
         return random_model(self._scale, self.config, self._scale.pick(torch.float32, torch.bfloat16))
 
 
