@@ -24,6 +24,7 @@ from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.machine.memory import describe
+from think_as_locals.machine.speed import describe_speed
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
@@ -63,6 +64,7 @@ def plan(config: ScpoConfig, pairs: Splits) -> list[tuple[str, str]]:
         ("training items", f"{describe_items(pairs.train)} ({config.data.source})"),
         ("test items", describe_items(pairs.test)),
         ("memory", describe(config, read_launch(config.run.launch))),
+        ("speed", describe_speed(config)),
     ]
 
 
