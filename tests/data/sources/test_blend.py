@@ -57,6 +57,8 @@ def a_folder(path: Path, questions: dict[str, dict[str, Answers]] | None = None,
     (path / "annotations").mkdir(parents=True)
     for region in {region for regions in questions.values() for region in regions}:
         rows = {q: a_row(region, regions[region]) for q, regions in questions.items() if region in regions}
+        for question in [*rows][1:]:  # other words: the same ones are one question
+            rows[question]["en_question"] += f" ({question})"
         (path / "annotations" / f"{region}_data.json").write_text(
             json.dumps(rows, ensure_ascii=False), encoding="utf-8"
         )
@@ -191,6 +193,16 @@ def test_region_without_a_flip_set_gets_a_single_item(tmp_path: Path) -> None:
     assert (single.responses[single.best], single.origins[single.best]) == ("tortilla", "MX")
     assert "toast" not in single.responses
     assert flip_sets(items) == [[item for item in items if item.culture != "MX"]]
+
+
+def test_questions_of_the_same_words_are_one_group(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, {"q1": BREAKFAST, "q2": BREAKFAST, "q3": BREAKFAST})
+    file = folder / "annotations" / "Greece_data.json"
+    file.write_text(
+        file.read_text(encoding="utf-8").replace(" (q3)", ""), encoding="utf-8"
+    )  # as q1 asks, in one region
+    groups = {item.id.split("/")[1]: item.group for item in read(folder, num_responses=4)}
+    assert groups == {"q1": "q1", "q2": "q2", "q3": "q1"}
 
 
 def test_sets_per_group_limits_flip_sets_of_each_question(tmp_path: Path) -> None:
