@@ -34,8 +34,8 @@ RewardName = Literal["correctness", "criteria_gain", "structure", "rubric_qualit
 GRAMMAR_PROMPTS = ("listwise", "compact", "compact_rubric", "listwise_responses_first", "compact_responses_first")
 """The prompts that ask for our grammar."""
 
-VERDICT_PROMPTS = ("rewardbench2", "rewardbench2_responses_first", "rm_r1")
-"""Other people's prompts that ask for a verdict: a judge can be trained with them, but its rubric is not rewarded."""
+VERDICT_PROMPTS = ("verdict_only", "rewardbench2", "rewardbench2_responses_first", "rm_r1")
+"""The prompts that ask for a verdict in another format: a judge can be trained with them, but its rubric is not rewarded."""
 
 RATING_PROMPTS = ("rewardbench2_ratings",)
 """The prompts that ask for a rating of a single response."""

@@ -252,6 +252,13 @@ class Brackets(Format):
         return None if any(character.isalnum() for character in after) else found[0]
 
 
+class BracketsAlone(Brackets):
+    """A verdict like RewardBench 2's with nothing before it in what a cold start teaches."""
+
+    def write(self, rubric: Rubric, analysis: str, verdict: int) -> str:
+        return f"[[{LABELS[verdict]}]]"
+
+
 class AnswerTag(Brackets):
     """RM-R1's verdict: `<answer>[[B]]</answer>` at the end."""
 
@@ -295,6 +302,7 @@ class Rating(Format):
 
 FORMATS: Mapping[str, Format] = {
     **dict.fromkeys(GRAMMAR_PROMPTS, Format()),
+    "verdict_only": BracketsAlone(),
     "rewardbench2": Brackets(),
     "rewardbench2_responses_first": Brackets(),
     "rewardbench2_ratings": Rating(),
