@@ -35,7 +35,7 @@ GRAMMAR_PROMPTS = ("listwise", "compact", "compact_rubric", "listwise_responses_
 """The prompts that ask for our grammar."""
 
 VERDICT_PROMPTS = ("verdict_only", "rewardbench2", "rewardbench2_responses_first", "rm_r1")
-"""The prompts that ask for a verdict in another format: a judge can be trained with them, but its rubric is not rewarded."""
+"""The prompts that ask for a verdict in another format: a judge can be trained with them; a rubric is not rewarded."""
 
 RATING_PROMPTS = ("rewardbench2_ratings",)
 """The prompts that ask for a rating of a single response."""
