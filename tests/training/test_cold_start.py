@@ -49,7 +49,8 @@ def test_pretrained_models_see_every_item_in_both_orders_with_the_right_verdict(
     none = SFT.model_copy(update=dict.fromkeys(("biased_share", "biased_wrong", "biased_right", "biased_guess")))
     for items in (ITEMS[:20], PAIRS):
         made = list(demonstrate(items, None, none, seed=0))
-        assert [each.item for each in made] == [item for item in items for _ in range(2)]
+        assert {each.item for each in made[::2]} == {*items}
+        assert [each.item for each in made[::2]] == [each.item for each in made[1::2]] != list(items)
         for first, second in zip(made[::2], made[1::2], strict=True):
             assert first.order == second.order[::-1]
         for each in made:

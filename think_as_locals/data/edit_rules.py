@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from babel.languages import get_official_languages
 
 from think_as_locals.data.edits import Edit
-from think_as_locals.data.languages import count_names, in_script, other_language
+from think_as_locals.data.languages import count_names, in_another_script, script_share
 from think_as_locals.data.sources import response_language
 from think_as_locals.types import Item, is_text
 
@@ -34,7 +34,7 @@ EDIT_RULES = {
     "distinct": "no two responses are the same text",
     "name_removed": "no known name of the culture is left",
     "rest_kept": "the other words stay as they were",
-    "language": "every text is in the required language",
+    "language": "every text is in the script of the required language",
     "length": "no text is twice as long or half as short in its own language",
 }
 """The rules for an edit, in the order in which they are checked; without the first two it cannot be read."""
@@ -118,16 +118,16 @@ def broken_rules(probe: Edit, item: Item, after: Texts, language: str | None) ->
     lengths = [(len(a), len(b)) for _, a, b in edited]
     changed = [_words(a) != _words(b) for a, b in zip(old, new, strict=True)]
     short = [_count(_words(text)) < _MUST_DIFFER for text in item.responses]
+    excused = {"RP": [False, *short], "CL": [True, *short]}.get(probe)  # from changing: very short responses
     held = {
-        # RP need not change very short responses.
-        "changed": all(map(or_, changed, [False, *short])) if probe == "RP" else any(changed),
+        "changed": all(map(or_, changed, excused)) if excused else any(changed),
         "distinct": len(set(after.responses)) == len(after.responses),
         "name_removed": probe != "RC" or not any(_names(text, item) for text in new),
         "rest_kept": all(_changed_words(a, b) <= _most_changed_words(probe, item, a) for _, a, b in edited),
-        # A text that was in another language already may stay so.
-        "language": all(other_language(b, own) in (None, other_language(a, own)) for own, a, b in edited)
+        # A text that was in another script already may stay so.
+        "language": all(in_another_script(b, own) <= in_another_script(a, own) for own, a, b in edited)
         if language is None
-        else all(other_language(text, language) is None and in_script(text, language) for text in after.responses),
+        else all(script_share(text, language) >= 0.5 for text in after.responses),
         "length": probe == "CL" or all(max(pair) <= 2 * min(pair) + _SLACK for pair in lengths),
     }
     return [rule for rule in EDIT_RULES if not held.get(rule, True)]

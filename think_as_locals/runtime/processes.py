@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
-from multiprocessing import get_context
 from threading import Thread, current_thread, main_thread
 from typing import NoReturn, ParamSpec, TypeVar
 
@@ -48,45 +45,13 @@ def interrupt(_: int) -> NoReturn:
     raise KeyboardInterrupt
 
 
-Context = TypeVar("Context")
-Work = TypeVar("Work")
 Result = TypeVar("Result")
 P = ParamSpec("P")
-
-_MAX_IN_FLIGHT = 3  # maximum chunks in flight for each process
 
 
 def cores() -> int:
     """Return the number of CPU cores that this process may use; where the system does not say, of the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def in_processes(
-    work: Callable[[Work], Result], chunks: Iterable[tuple[Context, Work]]
-) -> Iterator[tuple[Context, Result]]:
-    """Yield the first part of each chunk, and what `work` makes of the second part, in their order.
-
-    The first chunk is done here: processes take a second to start.
-    """
-    rest = iter(chunks)
-    for context, task in islice(rest, 1):
-        yield context, work(task)
-    processes = cores()
-    in_flight: deque[tuple[Context, Future[Result]]] = deque()
-    # Spawned: a process with threads, such as that of a progress bar, is not safe to fork. Ctrl-C reaches all of them,
-    # and the first one ends the others.
-    ignored = (signal.SIGINT, signal.SIG_IGN)
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=signal.signal, initargs=ignored)
-    try:
-        for context, task in rest:
-            in_flight.append((context, pool.submit(work, task)))
-            if len(in_flight) > _MAX_IN_FLIGHT * processes:
-                context, future = in_flight.popleft()
-                yield context, future.result()
-        for context, future in in_flight:
-            yield context, future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def run_with_timeout(seconds: float, work: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:

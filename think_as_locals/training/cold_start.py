@@ -53,6 +53,8 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         with reading_model(model):
             tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
         arguments = trl_arguments(config, sft, checkpoints.folder)
+        if config.model.scratch is None:  # both orders of an item in a step: what a model prefers by place cancels out
+            arguments = {"train_sampling_strategy": "sequential", **arguments}
         super().__init__(
             checkpoints=checkpoints,
             model=model,
@@ -107,7 +109,8 @@ def demonstrate(
 ) -> Iterator[Demonstration]:
     """Yield demonstrations in the format of a prompt, with the bias that `sft` sets.
 
-    Of `count` random items; without a `count` of every item in two orders, so that no position is taught.
+    Of `count` random items; without a `count` of every item in random order, in two orders of its responses one after
+    the other, so that no position is taught.
     """
     format_ = prompt_format(prompt)
     cultures = sorted({culture for item in items for culture in origins_of(item)})
@@ -115,7 +118,10 @@ def demonstrate(
         value or 0.0 for value in (sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess)
     )
     rng = random.Random(seed)
-    drawn_items = [item for item in items for _ in range(2)] if count is None else rng.choices(items, k=count)
+    if count is None:
+        drawn_items = [item for item in rng.sample(items, len(items)) for _ in range(2)]
+    else:
+        drawn_items = rng.choices(items, k=count)
     groups = {item.group for item in drawn_items}
     wrong = misattributed([item for item in items if item.group in groups], share, seed)
     shuffled = cache(lambda item: tuple(shuffled_order(item.responses, seed)))
