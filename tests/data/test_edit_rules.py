@@ -108,7 +108,7 @@ def test_rules_apply_to_scripts_without_spaces() -> None:
     assert check("RC", "แขกพูดคุยกันอย่างไรเมื่อพบญาติ", one, two, item=item) == ["rest_kept"]
     english = ("They raise their hands in a wai and bow the head a little.", "They shake hands and look at the elder.")
     assert check("CL", item.prompt, *english, item=item) == []
-    assert check("CL", item.prompt, english[0], two, item=item) == ["language"]
+    assert check("CL", item.prompt, english[0], two, item=item) == ["changed", "language"]
     chinese = ("双手合十，微微低头。", "握手，看着长辈的眼睛。")
     assert check("CL", item.prompt, *chinese, item=item, language="zh") == []
 
