@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test pytest bench newest soak attack gpu lint format clean
+.PHONY: help install quickstart test pytest bench docs newest soak attack gpu lint format clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -33,6 +33,9 @@ else
 	$(BIN)/python tests/benchmarks/judging.py
 	$(BIN)/python tests/benchmarks/ahead.py
 endif
+
+docs: .venv/.dev  ## Pages of the Python API from its docstrings; runs/docs/think_as_locals.html
+	$(BIN)/python -c 'import pathlib, pdoc, think_as_locals as tal; vars(tal).update({name: getattr(tal, name) for name in tal.__all__}); pdoc.render.configure(docformat="google"); pdoc.pdoc("think_as_locals", output_directory=pathlib.Path("runs/docs"))'
 
 newest:  ## Install the newest versions that resolve into a .venv of their own, and run the fast tests with them
 	$(PYTHON) -m venv --clear .venv/newest
