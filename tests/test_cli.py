@@ -402,6 +402,8 @@ def test_dry_run_counts_launch_processes_and_lists_missing_resources(tal: Tal) -
     words += ["grpo.gradient_accumulation_steps=1", "grpo.num_generations=16"]  # of 8 processes together
     done = tal("run", *words, "--dry-run", columns=300)
     assert done.status == 0, done.err
+    assert "8, as run.launch=gpu8_zero3 says: start it with `tal launch`" in done.out
+    assert "steps of 16 completions" in done.out
     assert "lacking here" in done.out
     assert "model.path: ./nowhere: neither a directory nor a Hub id" in done.out
     done = tal("run", *words, "run.launch=null", "--dry-run")
