@@ -257,6 +257,15 @@ def test_unwritable_out_folder_is_rejected(command: str, out: str, tmp_path: Pat
     assert re.match(rf"tal: {tmp_path / out}: .*: a file is where a folder is needed", done.err)
 
 
+def test_files_go_into_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text(
+        "".join(f'{{"name": "{i}", "accuracy": 0.{i}, "downstream": {i}}}\n' for i in range(1, 4))
+    )
+    assert tal("validity", "rows.jsonl").status == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "validity"}
+
+
 # --- recipes ---
 def test_recipes_can_be_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = tal("recipes", columns=300).out.splitlines()
@@ -404,6 +413,10 @@ def test_dry_run_counts_launch_processes_and_lists_missing_resources(tal: Tal) -
     assert done.status == 0, done.err
     assert "8, as run.launch=gpu8_zero3 says: start it with `tal launch`" in done.out
     assert "steps of 16 completions" in done.out
+    assert "only rises" not in done.out
+    assert "1 steps of 16 completions, whose learning rate only rises" in tal(
+        "run", *words, "grpo.max_steps=1", "grpo.warmup_steps=1", "--dry-run", columns=300
+    ).out  # fmt: skip
     assert "lacking here" in done.out
     assert "model.path: ./nowhere: neither a directory nor a Hub id" in done.out
     done = tal("run", *words, "run.launch=null", "--dry-run")

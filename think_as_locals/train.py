@@ -68,7 +68,11 @@ def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
     sft = f"SFT, {config.sft.length}, then " if config.sft else ""
     weights, path = config.reward.weights.items(), config.model.path or "a randomly initialised model"
     return [
-        ("training", f"{path}: {sft}GRPO, {steps:,} steps of {batch:,} completions"),
+        (
+            "training",
+            f"{path}: {sft}GRPO, {steps:,} steps of {batch:,} completions"
+            + ", whose learning rate only rises (grpo.warmup_steps)" * (grpo.warmup_steps >= steps),
+        ),
         ("training items", f"{describe_items(data.train)} ({', '.join(config.data.sources)})"),
         ("rollouts", f"{grpo.num_generations} per prompt, up to {grpo.max_completion_length} tokens each"),
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),

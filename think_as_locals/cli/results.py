@@ -24,13 +24,17 @@ def add(commands: Any) -> None:
     compare.set_defaults(command=_compare)
     board = commands.add_parser("leaderboard", help="rank the reward models of several runs in a table and a page")
     board.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of an evaluation or of a training run")
-    board.add_argument("--out", default=".", type=Path, help="folder for leaderboard.json, .md and .html")
+    board.add_argument(
+        "--out", default="leaderboard", type=Path, help="folder for leaderboard.json, .md and .html (leaderboard/)"
+    )
     board.add_argument("--json", action="store_true", help=as_json)
     board.set_defaults(command=_leaderboard)
     validity = commands.add_parser("validity", help="measure how well accuracy on CARB predicts best-of-N quality")
     results = "an evaluation with eval.candidates, or rows of name, accuracy, downstream"
     validity.add_argument("results", type=Path, help=results)
-    validity.add_argument("--out", default=".", type=Path, help="folder for validity.json and validity.svg")
+    validity.add_argument(
+        "--out", default="validity", type=Path, help="folder for validity.json and validity.svg (validity/)"
+    )
     validity.add_argument("--json", action="store_true", help=as_json)
     validity.set_defaults(command=_validity)
 
