@@ -74,7 +74,7 @@ def is_commands(block: Block) -> bool:
     """Whether a block holds commands: judgements and sketches are indented as well."""
     first = block.text.split(maxsplit=1)[0]
     return block.language == "bash" or (
-        block.language == "" and first in (*_PROGRAMS, "export", "launch/vllm_server.sh")
+        block.language == "" and first in (*_PROGRAMS, "docker", "export", "launch/vllm_server.sh")
     )
 
 

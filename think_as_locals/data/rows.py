@@ -14,7 +14,7 @@ import json
 import re
 import warnings
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
@@ -167,14 +167,15 @@ def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
 
 
 def name_unread_columns(outcomes: Iterable[Outcome], columns: Set[str]) -> Iterator[Outcome]:
-    """Add a warning to the first row of each file that has columns that are not read."""
-    file = None
+    """Add a warning to the first row of a file that has a column that is not read."""
+    named = defaultdict[str, set[str]](set)
     for outcome in outcomes:
-        if outcome.row.file != file and isinstance(value := outcome.row.value, Mapping):
-            file = outcome.row.file
-            if more := sorted(name for name in set(value) - columns if value[name] is not None):
-                read = f"not read: {first_of(map(shown, more), 20)}; known are {', '.join(sorted(columns))}"
-                outcome = outcome.with_faults(Fault("unread_column", read))
+        value, before = outcome.row.value, named[outcome.row.file]
+        others = value.keys() - columns - before if isinstance(value, Mapping) else ()
+        if more := sorted(name for name in others if value[name] is not None):
+            before.update(more)
+            read = f"not read: {first_of(map(shown, more), 20)}; known are {', '.join(sorted(columns))}"
+            outcome = outcome.with_faults(Fault("unread_column", read))
         yield outcome
 
 

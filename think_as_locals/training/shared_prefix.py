@@ -1,9 +1,11 @@
 """A GRPOTrainer that computes the prompt of a group once: TRL's loss, several times faster for long prompts.
 
 TRL repeats a group's prompt for each of its G rollouts in every pass, and pads all rows to the longest of the
-generation batch. `SharedPrefixTrainer` overrides three of its methods, none of which holds its loss:
+generation batch. `SharedPrefixTrainer` overrides these of its methods, none of which holds its loss:
 
+- `_generate_and_score_completions` leaves the old log-probabilities to the loss, where it can;
 - `_prepare_inputs` keeps groups together in micro-batches and trims their padding;
+- `compute_loss` takes a micro-batch in passes of `max_tokens_per_micro_batch`;
 - `_get_per_token_logps_and_entropies`, which every pass (old, reference, loss) calls, packs what it computes;
 - `_compute_loss` notes which rollouts carry no gradient, so that they are left out of the pass.
 

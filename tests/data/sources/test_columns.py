@@ -263,7 +263,8 @@ def test_cultures_of_a_csv_reach_the_rendered_prompt(tmp_path: Path, tal: Tal) -
 
 def test_unread_column_is_reported_once_per_file(tmp_path: Path) -> None:
     for name in ("a.csv", "b.jsonl"):
-        write(tmp_path / name, [a_pair(i, annotator="x", domain=name, score=None, chosen_model="m") for i in range(5)])
+        rows = [a_pair(i, annotator="x", domain=name, score=None, chosen_model="m") for i in range(5)]
+        write(tmp_path / name, [*rows[:3], rows[3] | ({"note": "y"} if name == "b.jsonl" else {}), rows[4]])
     tally = validate(item_outcomes(rows_of(tmp_path)))
     named = [
         line.removeprefix(f"{tmp_path}/").partition("; known")[0]
@@ -273,10 +274,11 @@ def test_unread_column_is_reported_once_per_file(tmp_path: Path) -> None:
     assert named == [
         "a.csv:2: warning: unread_column: not read: 'annotator'",
         "b.jsonl:1: warning: unread_column: not read: 'annotator'",
+        "b.jsonl:4: warning: unread_column: not read: 'note'",
     ]
     with pytest.warns(DataWarning, match="not read: 'annotator'; known are ") as warned:
         assert len(list(read(rows_of(tmp_path)))) == 10
-    assert len(warned) == 2
+    assert len(warned) == 3
 
 
 def test_data_settings_fill_in_missing_columns(tmp_path: Path) -> None:

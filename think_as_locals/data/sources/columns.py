@@ -139,8 +139,9 @@ class Columns:
             yield Fault("tie", f"best is {shown(fields.best)}")
         elif label is None or (best := _LETTERS.index(label)) >= len(fields.responses):
             known = ", ".join(LABELS[: len(fields.responses)])
+            column = next(name for name in self.names["best"] if row.value.get(name) is not None)
             remedy = "data.labels says what others mean: {1: a, 2: b, 0: tie}"
-            yield Fault("unknown_label", f"best must be {known} or tie, got {shown(fields.best)}; {remedy}")
+            yield Fault("unknown_label", f"{column} must be {known} or tie, got {shown(fields.best)}; {remedy}")
         else:
             wrong = [text for i, text in enumerate(fields.responses) if i != best]
             if len(set(wrong)) < len(wrong):
