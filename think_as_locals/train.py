@@ -66,13 +66,10 @@ def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
     batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
     times, judged = 1 + math.ceil(steps / every), sum(len(each.items) * each.orders for each in data.sets.values())
     sft = f"SFT, {config.sft.length}, then " if config.sft else ""
+    rises = ", whose learning rate only rises (grpo.warmup_steps)" * (grpo.warmup_steps >= steps)
     weights, path = config.reward.weights.items(), config.model.path or "a randomly initialised model"
     return [
-        (
-            "training",
-            f"{path}: {sft}GRPO, {steps:,} steps of {batch:,} completions"
-            + ", whose learning rate only rises (grpo.warmup_steps)" * (grpo.warmup_steps >= steps),
-        ),
+        ("training", f"{path}: {sft}GRPO, {steps:,} steps of {batch:,} completions{rises}"),
         ("training items", f"{describe_items(data.train)} ({', '.join(config.data.sources)})"),
         ("rollouts", f"{grpo.num_generations} per prompt, up to {grpo.max_completion_length} tokens each"),
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),

@@ -34,7 +34,7 @@ RewardName = Literal["correctness", "criteria_gain", "structure", "rubric_qualit
 GRAMMAR_PROMPTS = ("listwise", "compact", "compact_rubric", "listwise_responses_first", "compact_responses_first")
 """The prompts that ask for our grammar."""
 
-VERDICT_PROMPTS = ("verdict_only", "rewardbench2", "rewardbench2_responses_first", "rm_r1")
+VERDICT_PROMPTS = ("compact_analysis", "verdict_only", "rewardbench2", "rewardbench2_responses_first", "rm_r1")
 """The prompts that ask for a verdict in another format: a judge can be trained with them; a rubric is not rewarded."""
 
 RATING_PROMPTS = ("rewardbench2_ratings",)
@@ -344,7 +344,7 @@ class RewardBreakdown:
         return float(sum(weight * self.parts[name] for name, weight in weights.items()))
 
 
-_STOPS = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
+_STOPS = ("stop", "eos", "eos_token", "end_turn", "end_of_turn", "stop_sequence", "complete", "finish_reason_stop")
 
 
 def is_stop(finish_reason: str | None) -> bool:

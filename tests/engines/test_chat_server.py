@@ -178,7 +178,14 @@ def test_malformed_completion_is_rejected(loopback: Loopback, content: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "content", [{"choices": None}, {"choices": []}, {"error": {"code": 502, "message": "Provider returned error"}}]
+    "content",
+    [
+        *({"choices": choices} for choices in (None, [], [{"message": None}])),
+        {"error": {"code": 502, "message": "Provider returned error"}},
+        {"error": {"code": 502}, "choices": [{"message": {"content": ""}, "finish_reason": "error"}]},
+        {"choices": [{"error": {"code": 502}, "message": {"content": ""}, "finish_reason": "stop"}]},
+        {"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]},
+    ],
 )
 def test_success_without_a_choice_is_retried_and_its_error_quoted(loopback: Loopback, content: Any) -> None:
     loopback.respond = lambda text, tries: (200, content, {}) if tries == 1 else echo(text)
@@ -269,7 +276,9 @@ def test_rollout_holds_text_and_finish_reason(loopback: Loopback) -> None:
     assert one(loopback, completion("สวัสดี \ud83d")).text == "สวัสดี ?"  # no file could hold half of a surrogate pair
 
 
-@pytest.mark.parametrize("reason", ["stop", "eos_token", "eos", "end_turn", "STOP", "stop_sequence"])
+@pytest.mark.parametrize(
+    "reason", ["stop", "eos_token", "eos", "end_turn", "end_of_turn", "STOP", "stop_sequence", "COMPLETE", "", "null"]
+)
 def test_end_by_itself_is_a_stop_under_any_name(loopback: Loopback, reason: str) -> None:
     assert one(loopback, completion("x", reason)).finish_reason == "stop"
 
@@ -285,6 +294,12 @@ def test_unknown_end_of_a_completion_is_taken_as_a_stop_and_said(
     assert one(loopback, completion("x", None)).finish_reason == "stop"
     assert "finish_reason is null" in caplog.text
     assert one(loopback, completion("", None)).finish_reason != "stop"
+
+
+def test_reasoning_alone_is_no_judgement_and_said(loopback: Loopback, caplog: pytest.LogCaptureFixture) -> None:
+    answer = {"choices": [{"message": {"content": None, "reasoning_content": "B?"}, "finish_reason": "length"}]}
+    assert one(loopback, (200, answer, {})) == Rollout(text="", finish_reason="length")
+    assert "reasoning_content" in caplog.text
 
 
 def a_token(text: str, log_prob: float, **others: float) -> dict[str, Any]:

@@ -485,6 +485,7 @@ RATINGS = [
     ("9/10", None, 10.0),  # theirs: the digits at the end
     ("7.5", None, 5.0),
     ("-3", None, 3.0),
+    ("<think>I say 5, no.</think>7", 7.0, 7.0),
     *((text, None, None) for text in ("110", "0", "11", "x_8", "**8**", "8.", "٨", "")),
 ]
 

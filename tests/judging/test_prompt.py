@@ -309,7 +309,7 @@ def test_culture_name_is_the_english_name_or_unchanged(code: str | None, name: s
 
 @pytest.mark.parametrize("name", ["listwize", "../listwise", "", "grammar.txt", "listwise/user.txt"])
 def test_unknown_template_error_lists_the_known_ones(name: str) -> None:
-    with pytest.raises(UnknownPromptError, match="compact, compact_responses_first, compact_rubric, listwise"):
+    with pytest.raises(UnknownPromptError, match="compact, compact_analysis, compact_responses_first, compact_rubric"):
         render(an_item(), prompt=name)
 
 

@@ -377,6 +377,13 @@ def test_served_judge_judges_one_item_or_many(item: Item) -> None:
     assert all([message["role"] for message in body["messages"]] == ["user"] for body in asked)
 
 
+def test_settings_of_a_served_judge_do_not_replace_its_template(tmp_path: Path) -> None:
+    JudgeSettings(prompt="compact", chat_template_kwargs={"chat_template": "{{ 1 }}"}).save(tmp_path)
+    a_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="chat_template_kwargs: chat_template is no argument of a chat template"):
+        Judge.load(str(tmp_path), base_url="http://127.0.0.1:9", served_name="mine")
+
+
 def test_served_judge_reads_settings_and_special_tokens_of_a_directory(tmp_path: Path, item: Item) -> None:
     JudgeSettings(prompt="compact", seed=5, chat_template_kwargs={"enable_thinking": False}).save(tmp_path)
     a_tokenizer().save_pretrained(tmp_path)

@@ -240,7 +240,7 @@ def prompt_faults(prompt: str, culture: CultureShown | None, rubric_language: Ru
     """Yield a fault for a culture or a language that a prompt has no place for."""
     if rubric_language not in (None, "any") and not prompt.startswith("listwise"):
         yield f"rubric_language: got {rubric_language}, but {prompt} asks for none: set it to any"
-    if culture not in (None, "hidden") and prompt not in (*GRAMMAR_PROMPTS, "verdict_only"):
+    if culture not in (None, "hidden") and prompt not in (*GRAMMAR_PROMPTS, "compact_analysis", "verdict_only"):
         yield f"culture: got {culture}, but {prompt} does not mention culture: set it to hidden"
 
 

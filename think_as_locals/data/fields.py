@@ -52,7 +52,7 @@ def _check_text(text: str) -> str:
 
 def _check_language(name: str) -> str:
     if (tag := language_tag(name)) is None:
-        raise PydanticCustomError("unknown_language", "expected an English name or a BCP-47 tag")
+        raise PydanticCustomError("unknown_language", "expected an English name or a BCP-47 tag (Min Nan: nan-Hant)")
     return tag
 
 

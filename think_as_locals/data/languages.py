@@ -20,6 +20,7 @@ from babel.languages import get_official_languages
 from think_as_locals.runtime.files import read_json
 
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
+_LONGEST_CULTURE = 100  # characters of a culture's name
 _CLOSE = 0.83  # similarity from which a name counts as a misspelling of another
 
 
@@ -30,6 +31,8 @@ def language_tag(name: str) -> str | None:
     by_name: dict[str, str] = {english.casefold(): tag for tag, english in known.items() if "_" not in tag}
     if name.strip().casefold() in by_name:
         return by_name[name.strip().casefold()]
+    if name.strip().casefold() in PLACEHOLDERS:
+        return None  # an empty cell of a table; Min Nan is nan-Hant
     try:
         language, territory, script, *_ = parse_locale(name.strip().replace("_", "-"), sep="-")
         language = get_global("language_aliases").get(language, language)
@@ -67,7 +70,8 @@ def named_culture(text: str) -> str:
     return (len(text) > 2 and culture_code(text)) or text
 
 
-PLACEHOLDERS = frozenset({"nan", "n/a", "#n/a", "none", "null", "<na>"})
+_ERRORS = ("#n/a", "#n/a n/a", "#value!")  # of spreadsheets
+PLACEHOLDERS = frozenset({"nan", "nat", "n/a", "n.a.", "none", "null", "nil", "<na>", "-", *_ERRORS})
 """What tables write, folded, where a cell is empty."""
 
 
@@ -78,6 +82,8 @@ def culture_fault(culture: str) -> str | None:
     """
     if culture in _territories("en"):
         return None
+    if not culture.isprintable() or len(culture) > _LONGEST_CULTURE:
+        return f"expected one line of at most {_LONGEST_CULTURE} characters that can be printed"
     if culture.strip().casefold() in PLACEHOLDERS:
         return "which tables write for an empty cell: leave it out (Namibia is NA)"
     if re.fullmatch("[A-Za-z]{2}-[A-Za-z0-9]{1,3}", culture):

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from think_as_locals.config.schema import Url
 from think_as_locals.engines.engine import Messages, Sampled, Sampling, by_prefix
 from think_as_locals.judging import CHAT_TOKENS
-from think_as_locals.types import LABELS, Item, Rollout, ServerError, TooLongError, is_stop
+from think_as_locals.types import LABELS, Item, Rollout, ServerError, TooLongError, is_stop, shown
 
 _logger = logging.getLogger(__name__)
 
@@ -157,9 +157,9 @@ class ChatServer:
                 body = self._body(messages, sampling)
                 for tries in range(self.max_retries + 1):
                     answer = await client.post("/chat/completions", cast_to=object, body=body)
-                    if answer.get("choices") or tries == self.max_retries:
+                    if (fault := _fault(answer)) is None or tries == self.max_retries:
                         break
-                    self._check_taken(json.dumps(answer.get("error")), index)
+                    self._check_taken(json.dumps(fault), index)
                     await asyncio.sleep(min(_FIRST_PAUSE_S * 2**tries, _LONGEST_PAUSE_S))
             return _rollout(answer, sampling.label_opening)
         except TooLongError:
@@ -195,10 +195,23 @@ class ChatServer:
         return f"{what} {(text.replace(key, '***') if key else text)[:300]!r}"
 
 
+def _fault(answer: Any) -> Any:
+    """Return what is wrong with an answer of status 200, which another try may mend; `None` if it has a completion."""
+    if not isinstance(answer, Mapping):
+        return answer or "no answer"
+    first = (answer.get("choices") or [{}])[0]
+    lacks = first.get("message") is None or first.get("finish_reason") == "error"
+    return answer.get("error") or first.get("error") or ("no message" if lacks else None)
+
+
 def _rollout(answer: Any, label_opening: str) -> Rollout:
     """Parse a server's JSON; JSON of another shape raises LookupError, TypeError or AttributeError."""
+    if (fault := _fault(answer)) is not None:
+        raise ValueError(shown(fault))
     choice = answer["choices"][0]
     text = choice["message"].get("content") or ""
+    if not text and choice["message"].get("reasoning_content"):
+        _logger.warning("a completion is reasoning alone (reasoning_content): raise max_completion_length")
     if not isinstance(text, str):
         raise TypeError("the content is no text")
     tokens = (choice.get("logprobs") or {}).get("content") or []
@@ -210,7 +223,7 @@ def _rollout(answer: Any, label_opening: str) -> Rollout:
 
 
 def _finish_reason(given: object, text: str) -> str:
-    if given is None and text:
+    if given in (None, "", "null") and text:
         _logger.warning("the server does not say how completions end (finish_reason is null): taken as whole")
         return "stop"
     return "stop" if is_stop(str(given)) else str(given)

@@ -22,7 +22,8 @@ from think_as_locals.runtime.processes import time_limit
 from think_as_locals.types import LABELS, ConfigError, DataError, Item, ModelError, Rollout, TooLongError
 
 _TEMPLATE_S, _LONGEST_FRAME = 20.0, 1_000_000  # for a conversation; characters beside its contents
-_NOT_OF_A_TEMPLATE = {"conversation", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"}
+_NOT_OF_A_TEMPLATE = {"conversation", "messages", "chat_template", "tokenize", "tokenizer_kwargs", "return_dict"}
+_NOT_OF_A_TEMPLATE |= {"add_generation_prompt", "continue_final_message"}
 _CHECK_CHUNK = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
 
 Messages = list[dict[str, str]]
@@ -141,6 +142,12 @@ class TokenEngine(ABC):
         yield from zip(order, rollouts, strict=True)
 
 
+def check_template_kwargs(template_kwargs: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for an argument that is not the template's, such as another template."""
+    if taken := template_kwargs.keys() & _NOT_OF_A_TEMPLATE:
+        raise ConfigError(f"chat_template_kwargs: {', '.join(sorted(taken))} is no argument of a chat template")
+
+
 @dataclass(frozen=True)
 class Chat:
     """A tokenizer and how its chat template is called."""
@@ -151,8 +158,7 @@ class Chat:
     positions: int | None = None  # the model's context length, prompt and completion together; None if not declared
 
     def __post_init__(self) -> None:
-        if taken := self.template_kwargs.keys() & _NOT_OF_A_TEMPLATE:
-            raise ConfigError(f"chat_template_kwargs: {', '.join(sorted(taken))} is no argument of a chat template")
+        check_template_kwargs(self.template_kwargs)
 
     @classmethod
     def load(cls, path: str, revision: str | None, template_kwargs: Mapping[str, Any]) -> Chat:

@@ -185,7 +185,8 @@ def save(
     table, file = tabulate(scored), path.with_suffix(".parquet")
     with written_atomically(file) as content:
         table.to_parquet(content, index=False)
-    judged, ties = Judgements.of(table), composite(table)
+    by_itself = about.get("protocol", "").partition(",")[0] not in ("pairwise", "round_robin")
+    judged, ties = Judgements.of(table), composite(table) if by_itself else None
     del table  # before the statistics
     summary = summarise(judged, **about) | ({} if ties is None else {"rewardbench2_ties": ties})
     write_json(path, summary)  # last: if it exists, the measurement is complete

@@ -38,8 +38,8 @@ def composite(table: pd.DataFrame) -> float | None:
     """Return the published score of Ties, about 0 to 1, of a model that scores each response by itself.
 
     It weighs the accuracy on both kinds of rows, and how often the worst right answer stands further above the best
-    wrong one than the right answers apart: in the tied row, and in both rows. `None` without scores or whole pairs of
-    rows.
+    wrong one than the right answers apart: in the tied row, and in both rows. `None` without scores of every row,
+    or without whole pairs of rows.
 
     Example:
         composite(tabulate(scored))  # 0.654: two prompts, of which one tied row has a wrong answer above a right one
@@ -47,7 +47,9 @@ def composite(table: pd.DataFrame) -> float | None:
     scores: dict[tuple[str, str], dict[bool, dict[str, float]]] = defaultdict(lambda: {True: {}, False: {}})
     for row in table.itertuples(index=False):
         kind, _, prompt = row.id.removeprefix("rewardbench2/").partition("/")[0].partition(":")
-        if row.source == "rewardbench2" and kind in ("ref", "tied") and row.scores is not None:
+        if row.source == "rewardbench2" and kind in ("ref", "tied"):
+            if row.scores is None:  # the published code has a rating of every row, whatever the model wrote
+                return None
             for index, (response, score) in enumerate(zip(row.responses, row.scores, strict=True)):
                 known = scores[kind, prompt][index == row.best].setdefault(response, score)
                 if known != score:  # of a comparison, not of the response by itself

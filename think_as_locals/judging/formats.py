@@ -293,15 +293,17 @@ class Rating(Format):
     def read(
         self, text: str, num_responses: int, finish_reason: str | None, convention: Convention = "strict"
     ) -> Judgement:
-        start = r"(?<!\w)" if convention == "rewardbench2" else r"(?<!\S)"
-        found = re.search(rf"{start}({'|'.join(map(str, RATINGS))})\Z", text.rstrip())
-        rating = float(found[1]) if found and (convention == "rewardbench2" or is_stop(finish_reason)) else None
+        published = convention == "rewardbench2"
+        start, written = (r"(?<!\w)", text) if published else (r"(?<!\S)", without_thinking(text))
+        found = re.search(rf"{start}({'|'.join(map(str, RATINGS))})\Z", written.rstrip())
+        rating = float(found[1]) if found and (published or is_stop(finish_reason)) else None
         issues = ("rating",) if rating is None else ()
         return Judgement(verdict=None, rubric=None, analysis=None, issues=issues, completion=text, rating=rating)
 
 
 FORMATS: Mapping[str, Format] = {
     **dict.fromkeys(GRAMMAR_PROMPTS, Format()),
+    "compact_analysis": Brackets(),
     "verdict_only": BracketsAlone(),
     "rewardbench2": Brackets(),
     "rewardbench2_responses_first": Brackets(),

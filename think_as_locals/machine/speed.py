@@ -9,8 +9,6 @@ from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine.memory import Counts, count
 from think_as_locals.types import ThinkAsLocalsError
 
-_MEASURED_S = 0.3
-
 
 def operations(config: TrainingConfig, counts: Counts) -> int:
     """Return the operations of one token's forward and backward pass: 6 for each trained parameter (arXiv 2001.08361).
@@ -29,7 +27,7 @@ def product_rate(dtype: str) -> float:
     matrix = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
     matrix @ matrix  # the first one loads kernels
     done, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < _MEASURED_S:
+    while (spent := time.perf_counter() - start) < 0.3:
         float((matrix @ matrix)[0, 0])  # waits for the GPU
         done += 1
     return done * 2.0 * size**3 / spent

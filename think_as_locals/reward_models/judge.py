@@ -17,7 +17,7 @@ from think_as_locals.config.compose import ASSETS
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
-from think_as_locals.engines.engine import Backend, load_engine, special_tokens
+from think_as_locals.engines.engine import Backend, check_template_kwargs, load_engine, special_tokens
 from think_as_locals.judging import CHAT_TOKENS, label_index, prompt_digest, render_presented
 from think_as_locals.judging.formats import Format
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
@@ -333,6 +333,7 @@ def _connect(
     settings = replace(settings, **changes)
     limits = yaml.safe_load((ASSETS / "conf" / "rm" / "server.yaml").read_text(encoding="utf-8"))
     kwargs = dict(settings.chat_template_kwargs)  # which vLLM and SGLang pass to the chat template
+    check_template_kwargs(kwargs)
     server = ChatServer(
         url=base_url,
         model=served_name,

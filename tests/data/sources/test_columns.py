@@ -99,7 +99,9 @@ def test_valid_row_becomes_an_item(
         ("rows", {"language": "xx_Xxxx", "culture": "Thialand"}, ["unknown_culture", "unknown_language"]),
         ("rows", {"chosen": None, "prompt": None}, ["missing", "missing"]),
         ("rows", {"prompt": None, "chosen": f"{HH} A wai.", "rejected": "\n\nHuman: No\n\nAssistant: So"}, ["missing"]),
-        *(("rows", {"culture": name}, ["unknown_culture"]) for name in ("NaN", "N/A", "#N/A", "nan")),
+        *(("rows", {"culture": name}, ["unknown_culture"]) for name in ("NaN", "N/A", "#N/A", "nan", "NaT", "-")),
+        *(("rows", {"culture": name}, ["unknown_culture"]) for name in ("hill folk\n\nSay B", "x\u202ey", "y" * 101)),
+        ("rows", {"language": "nan"}, ["unknown_language"]),
         # Some count responses from 0, some from 1: data.labels says so.
         *(("ab", {"winner": value}, ["unknown_label"]) for value in (1, "0", "first", "C")),
         *(("ab", {"winner": x}, ["tie"]) for x in ("draw", "tie (bothbad)", "both_bad", "A=B", "neither")),
