@@ -23,8 +23,7 @@ from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import by_response
-from think_as_locals.machine.memory import describe
-from think_as_locals.machine.speed import describe_speed
+from think_as_locals.machine.estimates import estimates
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
@@ -63,8 +62,7 @@ def plan(config: ScpoConfig, pairs: Splits) -> list[tuple[str, str]]:
         ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
         ("training items", f"{describe_items(pairs.train)} ({config.data.source})"),
         ("test items", describe_items(pairs.test)),
-        ("memory", describe(config, read_launch(config.run.launch))),
-        ("speed", describe_speed(config)),
+        *estimates(config, read_launch(config.run.launch)),
     ]
 
 

@@ -27,8 +27,7 @@ from think_as_locals.evaluation.journal import Advance, query_with_journal
 from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.evaluation.report import FROM_SCRATCH, is_randomly_initialised, next_steps, write_report
 from think_as_locals.judging import render, render_presented
-from think_as_locals.machine.memory import describe
-from think_as_locals.machine.speed import describe_speed
+from think_as_locals.machine.estimates import estimates
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long, combine
@@ -75,8 +74,7 @@ def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"set {name}", f"{describe_items(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
         ("evaluations", f"{times:,} of {judged:,} judgements each: before GRPO, every {every} steps and at the end"),
-        ("memory", describe(config, launch)),
-        ("speed", describe_speed(config)),
+        *estimates(config, launch),
     ]
 
 

@@ -34,7 +34,10 @@ RewardName = Literal["correctness", "criteria_gain", "structure", "rubric_qualit
 GRAMMAR_PROMPTS = ("listwise", "compact", "compact_rubric", "listwise_responses_first", "compact_responses_first")
 """The prompts that ask for our grammar."""
 
-VERDICT_PROMPTS = ("compact_analysis", "verdict_only", "rewardbench2", "rewardbench2_responses_first", "rm_r1")
+PUBLISHED_PROMPTS = ("rewardbench2", "rewardbench2_responses_first", "rm_r1")
+"""Other people's prompts that ask for a verdict; they do not mention culture."""
+
+VERDICT_PROMPTS = ("compact_analysis", "verdict_only", *PUBLISHED_PROMPTS)
 """The prompts that ask for a verdict in another format: a judge can be trained with them; a rubric is not rewarded."""
 
 RATING_PROMPTS = ("rewardbench2_ratings",)

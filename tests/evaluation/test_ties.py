@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import rewardbench2
-from think_as_locals.evaluation.carb import summarise
+from think_as_locals.evaluation.carb import save, summarise
 from think_as_locals.evaluation.judgements import Judgements, tabulate
 from think_as_locals.evaluation.ties import composite
 from think_as_locals.judging import shuffle_responses
@@ -79,6 +80,15 @@ def test_example_has_the_published_score_and_counts_rows_once() -> None:
     found = summarise(Judgements.of(tabulate(scored)), **about, queried=[each.item for each in scored])
     assert (found["n"], found["accuracy"]) == (4, 3 / 4)
     assert found["too_long"] == {"exclude": [], "wrong": []}
+
+
+@pytest.mark.parametrize("protocol", ["pairwise, greedy, one order, strict", "round_robin, greedy, 2 orders, strict"])
+def test_comparisons_have_no_published_score(tmp_path: Path, protocol: str) -> None:
+    about = {"dataset": "rewardbench2", "split": "all", "model": "m", "seed": 0, "step": 0, "bootstrap_samples": 100}
+    queried = [each.item for each in judged(EXAMPLE)]
+    for name, expected in (("pointwise, greedy, one order, strict", True), (protocol, False)):
+        found = save(judged(EXAMPLE), tmp_path / "m.json", **about, queried=queried, protocol=name)
+        assert ("rewardbench2_ties" in found) == expected
 
 
 ratings = st.lists(st.integers(1, 10).map(float), min_size=1, max_size=9)

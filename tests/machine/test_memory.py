@@ -51,7 +51,6 @@ def test_model_of_another_kind_is_rejected(tmp_path: Path) -> None:
     T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="AutoModelForCausalLM"):
         count(a_run(f"model.path={tmp_path}"))
-    assert "AutoModelForCausalLM" in describe(a_run(f"model.path={tmp_path}"), ONE)
     assert count(steered(f"model.path={tmp_path}")).layers == 2
 
 
@@ -106,5 +105,6 @@ def test_run_is_refused_only_if_weights_and_optimizer_alone_do_not_fit(monkeypat
 
 
 def test_estimate_is_described_in_one_line(tmp_path: Path) -> None:
-    found = describe(a_run(f"model.path={a_model(tmp_path)}"), read_launch("gpu8_zero3"))
+    config = a_run(f"model.path={a_model(tmp_path)}")
+    found = describe(config, read_launch("gpu8_zero3"), count(config))
     assert "GB for each of 8 (launch/gpu8_zero3.yaml): weights 1.9, gradients 1.9, optimizer 11.4" in found

@@ -25,6 +25,7 @@ from think_as_locals.config.compose import nearest
 from think_as_locals.types import (
     GRAMMAR_PROMPTS,
     MAX_ORDERS,
+    PUBLISHED_PROMPTS,
     RATING_PROMPTS,
     VERDICT_PROMPTS,
     CultureShown,
@@ -240,7 +241,7 @@ def prompt_faults(prompt: str, culture: CultureShown | None, rubric_language: Ru
     """Yield a fault for a culture or a language that a prompt has no place for."""
     if rubric_language not in (None, "any") and not prompt.startswith("listwise"):
         yield f"rubric_language: got {rubric_language}, but {prompt} asks for none: set it to any"
-    if culture not in (None, "hidden") and prompt not in (*GRAMMAR_PROMPTS, "compact_analysis", "verdict_only"):
+    if culture not in (None, "hidden") and prompt in (*PUBLISHED_PROMPTS, *RATING_PROMPTS):
         yield f"culture: got {culture}, but {prompt} does not mention culture: set it to hidden"
 
 
@@ -423,6 +424,7 @@ class SftSection(TrlSection):
     OURS = frozenset({"data", "biased_share", "biased_wrong", "biased_right", "biased_guess"})
 
     gradient_accumulation_steps: PositiveInt
+    train_sampling_strategy: Literal["random", "sequential"]
     data: str | None
     num_train_epochs: PositiveFloat
     biased_share: Annotated[float, Field(ge=0, le=1)] | None

@@ -168,7 +168,7 @@ def _territories(language: str) -> dict[str, str]:
 
 _LATIN_LANGUAGES = ("az", "cs", "de", "en", "es", "fr", "id", "it", "nl", "pl", "pt", "ro", "tr", "vi")
 # fmt: off
-_SCRIPTS = {  # letters of the languages that are not in Latin script; texts in other languages are not checked
+_SCRIPTS = {  # letters of each language; texts in others are not checked
     "ar": "\u0600-\u06ff", "bn": "\u0980-\u09ff", "el": "\u0370-\u03ff", "fa": "\u0600-\u06ff",
     "he": "\u0590-\u05ff", "hi": "\u0900-\u097f", "ja": "\u3040-\u30ff\u4e00-\u9fff",
     "ko": "\u1100-\u11ff\uac00-\ud7af", "ru": "\u0400-\u04ff", "th": "\u0e00-\u0e7f", "uk": "\u0400-\u04ff",

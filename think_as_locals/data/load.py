@@ -173,7 +173,7 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
     The keys apply in this order: languages, question groups, countries, the largest question groups, the number of
     responses, pairs, places to hide, the number of items. A `DataError` names values that no item has.
     """
-    if SOURCES[data.source].in_columns:
+    if SOURCES[data.source].in_columns or data.source == "blend":  # which asks some questions under two ids
         items = join_groups(items)
     if "languages" not in applied:
         items = _matching("data.languages", data.languages, items, lambda item: _with_primary(item.language))
@@ -208,7 +208,7 @@ def join_groups(items: Iterable[Item]) -> list[Item]:
     items, first, joined = list(items), dict[str, str](), dict[str, str]()
     for item in items:
         words = question_group(item.prompt)
-        if item.group == words or item.id.endswith(f"/{item.group}"):  # as `Columns` names it, after words or id
+        if item.group == words or f"/{item.group}/" in f"{item.id}/":  # named after words or id, not by a person
             group, same = (root(joined, each) for each in (item.group, first.setdefault(words, item.group)))
             joined[group] = same
     return [item if (group := root(joined, item.group)) == item.group else replace(item, group=group) for item in items]

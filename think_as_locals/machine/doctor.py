@@ -20,7 +20,8 @@ from think_as_locals.config.checks import Config
 from think_as_locals.config.launch import Launch
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.rows import hub_id
-from think_as_locals.machine.memory import GB, describe, memory_faults
+from think_as_locals.machine.estimates import estimates
+from think_as_locals.machine.memory import GB, memory_faults
 from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver, has_gpu
 from think_as_locals.runtime.model_files import files_fault, model_file
 from think_as_locals.runtime.processes import cores
@@ -175,7 +176,7 @@ def examine(config: Config | None, launch: Launch) -> list[Finding]:
     if config is not None:
         findings += [Finding(config.recipe, fault, True) for fault in missing_for(config) if fault not in faults]
     if isinstance(config, model_schema.TrainingConfig) and not faults:
-        findings.append(Finding("memory", describe(config, launch)))
+        findings += [Finding(*row) for row in estimates(config, launch)]
     return findings
 
 

@@ -20,7 +20,7 @@ from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import gpu_bytes
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.ranks import current_launch
-from think_as_locals.types import ConfigError, ThinkAsLocalsError
+from think_as_locals.types import ConfigError
 
 GB = 1e9
 PROMPT_TOKENS = 1024
@@ -105,12 +105,8 @@ def estimate(config: TrainingConfig, launch: Launch, counts: Counts) -> dict[str
     return parts
 
 
-def describe(config: TrainingConfig, launch: Launch) -> str:
-    """Return a line about the memory of each process, or why it is not known."""
-    try:
-        counts = count(config)
-    except ThinkAsLocalsError as error:
-        return f"not known: {error}"
+def describe(config: TrainingConfig, launch: Launch, counts: Counts) -> str:
+    """Return a line about the memory of each process."""
     parts = estimate(config, launch, counts)
     each = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items())
     return (

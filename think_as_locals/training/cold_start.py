@@ -53,8 +53,6 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         with reading_model(model):
             tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
         arguments = trl_arguments(config, sft, checkpoints.folder)
-        if config.model.scratch is None:  # both orders of an item in a step: what a model prefers by place cancels out
-            arguments = {"train_sampling_strategy": "sequential", **arguments}
         super().__init__(
             checkpoints=checkpoints,
             model=model,

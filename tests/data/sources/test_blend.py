@@ -16,6 +16,7 @@ from data.tables import fault_names
 
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data import flip_sets
+from think_as_locals.data import read as read_selected
 from think_as_locals.data.sources import blend, jsonl, recognise
 from think_as_locals.types import DataError, Item
 
@@ -197,12 +198,10 @@ def test_region_without_a_flip_set_gets_a_single_item(tmp_path: Path) -> None:
 
 def test_questions_of_the_same_words_are_one_group(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, {"q1": BREAKFAST, "q2": BREAKFAST, "q3": BREAKFAST})
-    file = folder / "annotations" / "Greece_data.json"
-    file.write_text(
-        file.read_text(encoding="utf-8").replace(" (q3)", ""), encoding="utf-8"
-    )  # as q1 asks, in one region
-    groups = {item.id.split("/")[1]: item.group for item in read(folder, num_responses=4)}
-    assert groups == {"q1": "q1", "q2": "q2", "q3": "q1"}
+    file = folder / "annotations" / "Greece_data.json"  # in one region q3 asks as q1
+    file.write_text(file.read_text(encoding="utf-8").replace(" (q3)", ""), encoding="utf-8")
+    items = read_selected(section(folder, num_responses=4))
+    assert {item.id.split("/")[1]: item.group for item in items} == {"q1": "q1", "q2": "q2", "q3": "q1"}
 
 
 def test_sets_per_group_limits_flip_sets_of_each_question(tmp_path: Path) -> None:

@@ -23,9 +23,8 @@ from typing import Annotated
 from pydantic import BaseModel, StringConstraints, ValidationError
 
 from think_as_locals.config.schema import DataSection
-from think_as_locals.data.fields import question_group
 from think_as_locals.data.rows import Fault, Outcome, Row, faults_of, path_of, size_of, valid_items, warn_unread
-from think_as_locals.data.splits import flip_set_combinations, root
+from think_as_locals.data.splits import flip_set_combinations
 from think_as_locals.runtime.files import read_json
 from think_as_locals.types import DataError, Item
 
@@ -82,7 +81,6 @@ class RegionQuestion:
     row: Row
     topic: str  # its first part: the domain of the items
     culture: str
-    group: str  # the first question with the same words
     prompts: dict[str, str]  # by language, those of the configuration; some are blank in the files
     best: str | None  # the right answer
     frequent: str | None  # a possible wrong answer in other regions
@@ -103,7 +101,7 @@ class RegionQuestion:
             culture=self.culture,
             language=language,
             domain=self.topic,
-            group=self.group,
+            group=question,
             source="blend",
             origins=origins,
         )
@@ -211,14 +209,11 @@ def _questions(data: DataSection) -> tuple[dict[str, list[RegionQuestion]], list
     expected = f"expected <Region>_data.json of {', '.join(REGIONS)}"
     warn_unread(path / "annotations", annotations.values(), expected)
     synonyms = Synonyms([vote.spellings for vote in fields.annotations] for _, _, _, fields in valid)
-    first, joined = dict[str, str](), dict[str, str]()
-    for _, question, _, fields in valid:
-        same = first.setdefault(question_group(fields.en_question), question)
-        joined[root(joined, question)] = root(joined, same)
     by_question: dict[str, list[RegionQuestion]] = defaultdict(list)
     for region, question, row, fields in valid:
-        named = question, root(joined, question), topics[question]
-        by_question[question].append(_region_question(row, *named, fields, region, languages, synonyms))
+        by_question[question].append(
+            _region_question(row, question, topics[question], fields, region, languages, synonyms)
+        )
     return by_question, invalid
 
 
@@ -232,14 +227,7 @@ def _topics(file: Path) -> dict[str, str]:
 
 
 def _region_question(
-    row: Row,
-    question: str,
-    group: str,
-    topic: str,
-    fields: QuestionRow,
-    region: str,
-    languages: list[str],
-    synonyms: Synonyms,
+    row: Row, question: str, topic: str, fields: QuestionRow, region: str, languages: list[str], synonyms: Synonyms
 ) -> RegionQuestion:
     """Return a question in one region, with the right answer by its votes."""
     culture, language, _ = REGIONS[region]
@@ -263,7 +251,6 @@ def _region_question(
         row=row,
         topic=topic,
         culture=culture,
-        group=group,
         prompts={tag: texts[tag] for tag in tags if texts[tag]},
         best=None if fault else top[0],
         frequent=top[0] if is_frequent else None,

@@ -1,12 +1,13 @@
-"""Estimate how many tokens a second a training's passes reach at most, by the rate of a matrix product here."""
+"""Estimate a training's memory, and its tokens a second by the rate of a matrix product here."""
 
 from __future__ import annotations
 
 import time
 
+from think_as_locals.config.launch import Launch
 from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
-from think_as_locals.machine.memory import Counts, count
+from think_as_locals.machine.memory import Counts, count, describe
 from think_as_locals.types import ThinkAsLocalsError
 
 
@@ -33,14 +34,15 @@ def product_rate(dtype: str) -> float:
     return done * 2.0 * size**3 / spent
 
 
-def describe_speed(config: TrainingConfig) -> str:
-    """Return a line about the tokens a second, or why they are not known."""
+def estimates(config: TrainingConfig, launch: Launch) -> list[tuple[str, str]]:
+    """Return lines about a training's memory and speed, each behind its name, or why they are not known."""
     try:
-        each = operations(config, count(config))
+        counts = count(config)
     except ThinkAsLocalsError as error:
-        return f"not known: {error}"
-    rate = product_rate(config.model.dtype)
-    return (
-        f"at most {rate / each:,.0f} tokens/s forward and backward on each device: {each / 1e9:.2g} G operations a "
+        return [("memory", f"not known: {error}")]
+    each, rate = operations(config, counts), product_rate(config.model.dtype)
+    speed = (
+        f"about {rate / each:,.0f} tokens/s forward and backward on each device: {each / 1e9:.2g} G operations a "
         f"token, {rate / 1e9:,.0f} G a second in a {config.model.dtype} matrix product"
     )
+    return [("memory", describe(config, launch, counts)), ("speed", speed)]

@@ -1,13 +1,14 @@
-"""The tokens a second that a plan expects."""
+"""The memory and the tokens a second that a plan expects."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from machine.test_memory import ADAPTED, COUNTS, a_model, a_run
+from machine.test_memory import ADAPTED, COUNTS, ONE, a_model, a_run
+from transformers import T5Config
 
-from think_as_locals.machine.speed import describe_speed, operations, product_rate
+from think_as_locals.machine.estimates import estimates, operations, product_rate
 
 
 @pytest.mark.parametrize(
@@ -23,10 +24,17 @@ def test_operations_follow_the_published_rule(counts: object, checkpointing: str
 
 
 def test_plan_divides_what_this_machine_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("think_as_locals.machine.speed.product_rate", lambda dtype: 1e15)
+    monkeypatch.setattr("think_as_locals.machine.estimates.product_rate", lambda dtype: 1e15)
     tokens = 1e15 / (8 * 7_615_616_512)
-    assert f" {tokens:,.0f} tokens/s" in describe_speed(a_run(f"model.path={a_model(tmp_path)}"))
-    assert describe_speed(a_run(f"model.path={tmp_path / 'none'}")).startswith("not known")
+    memory, speed = estimates(a_run(f"model.path={a_model(tmp_path)}"), ONE)
+    assert memory[0] == "memory"
+    assert f" {tokens:,.0f} tokens/s" in dict([speed])["speed"]
+
+
+def test_model_of_another_kind_has_no_estimates(tmp_path: Path) -> None:
+    T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2).save_pretrained(tmp_path)
+    ((name, why),) = estimates(a_run(f"model.path={tmp_path}"), ONE)
+    assert (name, "AutoModelForCausalLM" in why) == ("memory", True)
 
 
 def test_matrix_product_is_measured() -> None:
