@@ -200,7 +200,8 @@ def _open(config: Config, data: Any, lock: ExitStack) -> RunFolder:
     lock.enter_context(lock_run_dir(run.path))
     if isinstance(config, TrainingConfig):
         tested = [data.test] if isinstance(config, ScpoConfig) else [each.items for each in data.sets.values()]
-        keep_digest(run.items_digest, chain(data.train, *tested))
+        demonstrated = [] if isinstance(config, ScpoConfig) else data.demonstrations
+        keep_digest(run.items_digest, chain(data.train, *tested, demonstrated))
     if isinstance(config, RunConfig):
         keep_sources(config.reward.own, run.custom_rewards)
     return run

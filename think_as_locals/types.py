@@ -174,6 +174,7 @@ class Item:
         group: Question group: items that ask the same question across cultures and languages.
         source: Name of the data set.
         origins: The culture that each response is true of; empty if the source does not say.
+        turns: Of a prompt that is a conversation, the role and the content of each, whose text `prompt` is.
 
     Raises:
         DataError: a field is invalid; the message names the item.
@@ -195,9 +196,10 @@ class Item:
     group: str
     source: str
     origins: tuple[str, ...] = ()
+    turns: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # not in tables: the prompt says the same
 
     def __post_init__(self) -> None:
-        for name in ("responses", "origins"):
+        for name in ("responses", "origins", "turns"):
             value = getattr(self, name)
             if type(value) not in (list, tuple) and (isinstance(value, str | bytes) or not isinstance(value, Sequence)):
                 raise DataError(f"item {self.id!r}: {name} must be a sequence of texts, got {shown(value)}")
@@ -207,6 +209,12 @@ class Item:
         for name in ("culture", "language", "domain", "source"):  # of which a million items have a few
             if type(value := getattr(self, name)) is str:
                 object.__setattr__(self, name, sys.intern(value))
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The prompt as chat messages: its turns, or if it has none or was edited, one of the user."""
+        turns = self.turns if join_turns(self.turns) == self.prompt else (("user", self.prompt),)
+        return [{"role": role, "content": content} for role, content in turns]
 
     def __hash__(self) -> int:
         return hash((self.id, self.prompt))  # most items differ in these; all fields take four times as long
@@ -233,10 +241,18 @@ class Item:
             faults.append(f"best must be an index from 0 to {n - 1}, got {shown(self.best)}")
         if self.origins and len(self.origins) != n:
             faults.append(f"origins must be empty or name a culture per response: got {len(self.origins)} for {n}")
+        if not all(len(turn) == 2 and all(isinstance(part, str) for part in turn) for turn in self.turns):
+            faults.append(f"turns must be pairs of a role and a text, got {shown(self.turns)}")
         return faults
 
 
-ITEM_FIELDS = tuple(field.name for field in fields(Item))
+def join_turns(turns: Iterable[Sequence[str]]) -> str:
+    """Return the text of (role, text) pairs: that of a single turn, or each with its role before it."""
+    turns = list(turns)
+    return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {text}" for role, text in turns)
+
+
+ITEM_FIELDS = tuple(field.name for field in fields(Item) if field.compare)
 
 
 @dataclass(frozen=True, slots=True)

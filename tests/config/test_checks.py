@@ -333,6 +333,7 @@ REFUSED: dict[Path, list[tuple[Given, str]]] = {
         (["prompt.template=rm_r1"], "prompt.culture: got stated, but rm_r1 does not mention culture"),
         (["prompt.template=compact"], "prompt.rubric_language: got item, but compact asks for none"),
         (["lora=rank16", "lora.target_modules=[lm_head]"], "lora.target_modules: "),
+        (["lora=rank16", "lora.target_modules='.*(q_proj|head)'"], "lora.target_modules: "),
     ],
     QUICKSTART: [
         (["model=qwen2_5_7b"], "sft: trainer=cold_start_grpo is for random weights"),

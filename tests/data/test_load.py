@@ -183,3 +183,10 @@ def test_unreadable_rows_error_suggests_the_matching_source(tmp_path: Path) -> N
     path.write_text("prompt,chosen,rejected\n?,Rice.,Rice.\n")
     with pytest.raises(DataError, match=r"two of them are the same text$"):
         read(load_data_config(["data=rows", f"data.path={path}"]).data)
+
+
+def test_texts_that_may_stand_for_an_empty_cell_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt,chosen,rejected\nBreakfast?,Rice.,N/A\nLunch?,nan,Toast.\nDinner?,Rice.,Toast.\n")
+    with pytest.warns(DataWarning, match=r"2 texts, such as .*rows\.csv:2: the response 1 is 'N/A'.*the best response"):
+        assert len(read(data_section(source="rows", path=str(path)))) == 3

@@ -210,6 +210,23 @@ def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, answer: 
     assert len(loopback.asked) == 3
 
 
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        ({"code": "invalid_prompt", "message": "flagged as potentially violating our usage policy."}, 1),
+        ({"message": "Content Exists Risk", "type": "invalid_request_error"}, 1),  # DeepSeek
+        ({"status": "PROHIBITED_CONTENT"}, 1),  # Gemini
+        ({"code": "1301", "message": "The system detected sensitive content"}, 1),  # GLM
+        ({"message": "Unknown parameter: 'moderation_level'"}, 0),
+        ({"message": "unsupported field content_filter"}, 0),
+    ],
+)
+def test_content_filters_of_hosted_models_are_known(loopback: Loopback, error: dict[str, str], refused: int) -> None:
+    loopback.respond = lambda *_: (400, {"error": error}, {})
+    with pytest.raises(TooLongError if refused else ServerError, match=r"filter|400"):
+        list(client(loopback.url).sample(conversations(1), GREEDY))
+
+
 def test_unanswered_conversation_fails_at_its_deadline(loopback: Loopback) -> None:
     loopback.hang_at("2")
     started = time.monotonic()

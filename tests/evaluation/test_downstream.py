@@ -289,10 +289,15 @@ def test_read_results_takes_macro_accuracy_from_an_evaluation(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"carb/mine\.json: cannot be read \(No such file"):
         read_results(tmp_path)
     (tmp_path / "carb/mine.json").write_text("{}")
-    with pytest.raises(DataError, match=r"carb/mine\.json: a CARB file lacks accuracy"):
+    with pytest.raises(DataError, match=r"carb/mine\.json: not a CARB file: dataset: Field required"):
         read_results(tmp_path)
-    macro = {"accuracy": 0.25, "missing": []}
-    summary = dict.fromkeys(carb.KEYS) | {"dataset": "mine.jsonl", "accuracy": 0.5, "macro": macro}
+    macro = {"accuracy": 0.25, "missing": [], "n": 4, "ci95": [0, 1]}
+    values = {str: "mine.jsonl", int: 4, float: 0.5, tuple[float, float]: [0, 1]}
+    summary = {name: values.get(kind, {}) for name, kind in carb.KEYS.items()} | {"macro": macro}
+    for changes in ({"accuracy": "x"}, {"macro": {"accuracy": 0.25}}, {"by_culture": {"TH": 3}}):
+        (tmp_path / "carb/mine.json").write_text(json.dumps(summary | changes))
+        with pytest.raises(DataError, match=rf"carb/mine\.json: not a CARB file: {next(iter(changes))}"):
+            read_results(tmp_path)
     (tmp_path / "carb/mine.json").write_text(json.dumps(summary))
     assert read_results(tmp_path) == [Result("mine", 0.25, 3.5, benchmark="mine.jsonl")]
 

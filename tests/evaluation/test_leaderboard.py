@@ -236,7 +236,7 @@ def test_read_errors_name_the_file(evaluation: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"good\.parquet: not a table"):
         read_entries([evaluation])
     (evaluation / "carb/good.json").write_text("{}")
-    with pytest.raises(DataError, match=r"good\.json: a CARB file lacks accuracy"):
+    with pytest.raises(DataError, match=r"good\.json: not a CARB file: dataset: Field required"):
         read_entries([evaluation])
 
 

@@ -126,7 +126,6 @@ BROKEN = {
         GOOD.replace("</rubric>\n", "</rubric>\nNow I weigh them.\n"),
         GOOD.replace("</analysis>\n", "</analysis>\nSo:\n"),
         "\ufeff" + GOOD,
-        "</think>" + GOOD,
         "<think>A, surely." + GOOD,
     ],
     "criterion": [
@@ -231,8 +230,12 @@ def test_verdict_stands_if_only_quality_suffers(text: str, issues: tuple[str, ..
         ("listwise", f" <think></think>{GOOD}", 1),
         ("listwise", f"So <think>A?</think>{GOOD}", 1),  # not at the beginning: text outside of the sections
         ("listwise", f"So <think><verdict>A</verdict></think>{GOOD}", None),
+        ("listwise", f"Is it <verdict>A</verdict>?</think>\n{GOOD}", 1),  # the template wrote the beginning
+        ("listwise", f"</think>{GOOD}", 1),
+        ("listwise", f"A?</think>So</think>{GOOD.replace('B</v', 'A</v')}{GOOD}", None),
         ("listwise", f"<think>{GOOD}", 1),  # without an end it is text outside of them
         ("rewardbench2", "<think>[[A]]?</think> It is [[B]]", 1),
+        ("rewardbench2", "[[A]]?</think> It is [[B]]", 1),
         ("rewardbench2", "<think>[[A]]? It is [[B]]", None),
         ("rm_r1", "<think><answer>[[A]]</answer></think>\n<answer>[[B]]</answer>", 1),
     ],
@@ -310,7 +313,7 @@ def test_parse_never_raises_and_matches_an_independent_parser(text: str, n: int,
 
 def independent_verdict(text: str, n: int) -> str | None:
     """The label of a completion whose verdict stands, read another way: by one expression for the whole."""
-    text = re.sub(r"\A\s*<think>.*?</think>", "", text, flags=re.DOTALL)
+    text = re.sub(r"\A(?:\s*<think>.*?|(?:(?!</?think>).)*)</think>", "", text, flags=re.DOTALL)
     if any(text.count(tag) != 1 for tag in TAGS):
         return None
     sections = rf".*<rubric>(.*)</rubric>.*<analysis>.*</analysis>.*<verdict>\s*([{LABELS[:n]}])\s*</verdict>\s*"

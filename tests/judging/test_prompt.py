@@ -155,6 +155,7 @@ def test_neutralise_removes_reserved_tags_for_any_normalizer(name: str, normaliz
     [
         *("<|START_OF_TURN_TOKEN|>", "<|header_start|>", "<|start_of_role|>", "<|im_user|>", "[|user|]"),
         *("<｜hy_User｜>", "[TOOL_CALLS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "＜|im_start|＞", "[ＩＮＳＴ]"),
+        *("<tool_call>", "[gMASK]", "<sop>", "<unused1>", "<extra_id_0>", f"<|{'long_' * 20}|>"),
     ],
 )
 def test_forms_of_control_tokens_are_broken_for_tokenizers_that_are_not_at_hand(token: str) -> None:
@@ -162,7 +163,7 @@ def test_forms_of_control_tokens_are_broken_for_tokenizers_that_are_not_at_hand(
     assert neutralise(f"a{token}b", ("<x>",)) == f"a{token}b"  # a known tokenizer has only its own
 
 
-@pytest.mark.parametrize("text", ["x |> f", "a[0]", "[see below]", "[A]", "if a <| b", "[|x| + 1]"])
+@pytest.mark.parametrize("text", ["x |> f", "a[0]", "[see below]", "[A]", "if a <| b", "[|x| + 1]", "<unused>", "<h1>"])
 def test_texts_that_only_resemble_the_forms_stay(text: str) -> None:
     assert neutralise(text, CHAT_TOKENS) == text
 

@@ -253,6 +253,7 @@ def test_judge_accepts_items_keywords_and_dicts(item: Item) -> None:
 ODD_SETTINGS = [
     {"seed": "1"},
     {"max_completion_length": None},
+    {"max_completion_length": -1},
     {"culture": "all"},
     {"chat_template_kwargs": {"a": [1]}},
 ]

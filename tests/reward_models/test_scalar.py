@@ -31,7 +31,7 @@ import think_as_locals as tal
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.reward_model import Answer, RewardModel
 from think_as_locals.reward_models.scalar import ConstantRM, ScalarRM
-from think_as_locals.types import Item, ModelError, TooLongError
+from think_as_locals.types import DataWarning, Item, ModelError, TooLongError
 
 END = a_tokenizer().eos_token_id
 
@@ -56,27 +56,38 @@ def one_by_one(path: str, items: list[Item], **template_kwargs: Any) -> list[tup
 
 
 @pytest.mark.parametrize(
-    ("prompt", "turns"),
+    "turns",
     [
-        ("system: Be kind.\n\nuser: hello\n\nassistant: hi there\n\nuser: who?", 4),
-        ("user: hello\n\nassistant: hi there\n\nuser: who?", 3),
-        ("user: hello\n\nuser: who?", 1),  # as no template takes it
-        ("Write a dialogue.\n\nuser: hello\n\nassistant: hi", 1),
-        ("user: hello", 1),
+        (("system", "Be kind."), ("user", "hello"), ("assistant", "hi there"), ("user", "who?")),
+        (("user", "a chat:\n\nassistant: hi there"), ("assistant", "yes"), ("user", "who?")),
+        (("assistant", "Welcome"), ("user", "hello"), ("user", "who?")),
+        (),
     ],
 )
-def test_conversation_reaches_the_template_in_its_turns(path: str, prompt: str, turns: int) -> None:
-    item = an_item(0, size=2)
+def test_conversation_reaches_the_template_in_its_turns(path: str, turns: tuple[tuple[str, str], ...]) -> None:
+    prompt = "\n\n".join(f"{role}: {text}" for role, text in turns) or "user: hello\n\nassistant: hi\n\nuser: who?"
+    item = dataclasses.replace(an_item(0, size=2), prompt=prompt, turns=turns)
     rm = ScalarRM.load(path)
-    rows = rm.rows(rm.score_requests(dataclasses.replace(item, prompt=prompt)))
-    written = [rm.chat.tokenizer.decode(row["input_ids"]) for row in rows]
-    messages = [{"role": "user", "content": prompt}]
-    if turns > 1:
-        parts = [part.partition(": ") for part in prompt.split("\n\n")]
-        messages = [{"role": role, "content": text} for role, _, text in parts]
-    assert len(messages) == turns
+    written = [rm.chat.tokenizer.decode(row["input_ids"]) for row in rm.rows(rm.score_requests(item))]
+    messages = [{"role": role, "content": text} for role, text in turns or (("user", prompt),)]
     expected = [[*messages, {"role": "assistant", "content": response}] for response in item.responses]
     assert written == [rm.chat.text(each, add_generation_prompt=False) for each in expected]
+    edited = dataclasses.replace(item, prompt="which?").messages
+    assert edited == [{"role": "user", "content": "which?"}]
+
+
+def test_conversation_that_the_template_refuses_is_one_turn(path: str) -> None:
+    turns = (("user", "hello"), ("user", "who?"))
+    item = dataclasses.replace(an_item(0, size=2), prompt="user: hello\n\nuser: who?", turns=turns)
+    rm = ScalarRM.load(path)
+    alternating = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    alternating += "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}|{% endfor %}"
+    rm.chat.tokenizer.chat_template = alternating
+    with pytest.warns(DataWarning, match="one turn"):
+        written = [rm.chat.tokenizer.decode(row["input_ids"]) for row in rm.rows(rm.score_requests(item))]
+    assert [text.replace(" ", "") for text in written] == [
+        f"{item.prompt}|{response}|".replace(" ", "") for response in item.responses
+    ]
 
 
 def flat(scores: list[tuple[float, ...]]) -> list[float]:

@@ -173,7 +173,9 @@ def test_findings_is_the_last_measurement_or_the_run_summary(tmp_path: Path) -> 
         assert run.findings == path
 
 
-@pytest.mark.parametrize("link", [".lock", "journals/mine.jsonl", "checkpoints", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "link", [".lock", "journals/mine.jsonl", "checkpoints", "metrics.jsonl", "wandb", "carb/wandb"]
+)
 def test_continued_folder_with_a_link_is_refused_before_anything_is_written(tmp_path: Path, link: str) -> None:
     run = open_run(config(tmp_path))
     victim = tmp_path / "victim"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -454,7 +455,8 @@ class LoraSection(Section):
     target_modules: str | Annotated[list[str], Field(min_length=1)]
 
     def faults(self) -> Iterator[str]:
-        if "lm_head" in self.target_modules:
+        names = self.target_modules
+        if re.fullmatch(names, "lm_head") if isinstance(names, str) else "lm_head" in names:
             yield "target_modules: log-probabilities are computed from lm_head's own matrix: drop it"
 
 

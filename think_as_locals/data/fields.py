@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,8 +12,6 @@ from pydantic_core import PydanticCustomError
 from think_as_locals.data.languages import culture_code, culture_fault, language_tag, named_culture, similar_country
 from think_as_locals.data.rows import Fault, unpack
 from think_as_locals.types import Item, is_text
-
-_TURN = re.compile(r"(?:\A|\n\n)(system|user|assistant): ")  # as `_join_turns` writes them
 
 
 class RowModel(BaseModel):
@@ -76,9 +73,10 @@ def _check_culture(name: str) -> str:
 
 def _as_list(value: Any) -> Any:
     """Read a text as a list of one, unless it is a list of texts as JSON or pandas writes it: `[1, 2]` is an answer."""
+    value = _join_parts(value)
     if not isinstance(value, str):
         return value
-    found = unpack(value)
+    found = _join_parts(unpack(value))
     if isinstance(found, list) and (not found or any(isinstance(each, str) for each in found)):
         return found
     # The beginning of a list that could not be parsed, printed by numpy or cut off, is no response.
@@ -86,36 +84,22 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_turns(value: Any) -> Any:
-    """Parse a text that holds messages: other lists of objects are a prompt."""
-    found = unpack(value) if isinstance(value, str) and value.startswith("[{") else value
+    """Parse a text that holds messages or the parts of one: other lists of objects are a prompt."""
+    found = _join_parts(unpack(value) if isinstance(value, str) and value.startswith("[{") else value)
     messages = isinstance(found, list) and all(isinstance(turn, Mapping) and "role" in turn for turn in found)
-    return found if messages else value
+    return found if messages or isinstance(found, str) else value
 
 
-def _join_turns(turns: Sequence[Turn]) -> str:
-    """Return the text of a single message, or every turn with its role before it; nothing if all of them are blank."""
-    if len(turns) == 1 or not any(turn.content.strip() for turn in turns):
-        return "".join(turn.content for turn in turns)
-    return "\n\n".join(f"{turn.role}: {turn.content}" for turn in turns)
-
-
-def split_turns(prompt: str) -> list[dict[str, str]]:
-    """Return the messages of a prompt that was a conversation of user and assistant; of any other, one of the user."""
-    head, *parts = _TURN.split(prompt)
-    turns = [{"role": role, "content": text} for role, text in zip(parts[::2], parts[1::2], strict=True)]
-    roles = [turn["role"] for turn in turns]
-    spoken = roles[1:] if roles[:1] == ["system"] else roles
-    if head or len(turns) < 2 or spoken != ["user", "assistant"] * (len(spoken) // 2) + ["user"]:
-        return [{"role": "user", "content": prompt}]
+def _check_turns(turns: list[Turn]) -> list[Turn]:
+    _check_text("".join(turn.content for turn in turns))
     return turns
 
 
 # Neither blank nor with half of a surrogate pair.
 Text = Annotated[str, BeforeValidator(_join_parts), AfterValidator(_check_text)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_as_list)]
-Prompt = Annotated[  # a text, or a conversation that is read as one
-    Annotated[Text, Tag("text")]
-    | Annotated[list[Turn], AfterValidator(_join_turns), AfterValidator(_check_text), Tag("messages")],
+Prompt = Annotated[  # a text, or a conversation
+    Annotated[Text, Tag("text")] | Annotated[list[Turn], AfterValidator(_check_turns), Tag("messages")],
     Discriminator(lambda value: "messages" if isinstance(value, list) else "text"),
     BeforeValidator(_as_turns),
 ]

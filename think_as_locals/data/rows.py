@@ -24,6 +24,7 @@ from typing import IO, Any, AnyStr, Literal, NamedTuple, cast
 from pydantic import ValidationError
 
 from think_as_locals.config.schema import DataSection
+from think_as_locals.data.languages import PLACEHOLDERS
 from think_as_locals.runtime.files import parquet_batches, within_bound
 from think_as_locals.runtime.model_files import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, requiring, shown
@@ -32,6 +33,7 @@ _SHOWN = 500  # maximum characters of a message about a row
 _MAX_FAULTY = 10  # rows in a message
 _MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell
 _MAX_DOCUMENT = 512 * 1024**2  # maximum bytes of JSON that is one list, which is read at once
+_LONGEST_PLACEHOLDER = 20  # characters, with white space around it
 _BATCH = 1000  # rows of a table in memory at once
 
 Severity = Literal["error", "skipped", "warning"]
@@ -179,6 +181,20 @@ def name_unread_columns(outcomes: Iterable[Outcome], columns: Set[str]) -> Itera
         yield outcome
 
 
+def named_responses(item: Item) -> Iterator[tuple[str, str]]:
+    """Yield each response of an item with its name in messages."""
+    for number, response in enumerate(item.responses):
+        yield ("best response" if number == item.best else f"response {number}"), response
+
+
+def placeholders(items: Iterable[Item]) -> Iterator[Fault]:
+    """Yield a warning for each text that may stand for an empty cell, such as `N/A`."""
+    texts = dict.fromkeys(pair for item in items for pair in [("prompt", item.prompt), *named_responses(item)])
+    for name, text in texts:
+        if len(text) < _LONGEST_PLACEHOLDER and text.strip().casefold() in PLACEHOLDERS:
+            yield Fault("placeholder_text", f"the {name} is {shown(text)}, which may stand for an empty cell")
+
+
 def valid_items(outcomes: Iterable[Outcome], faulty: list[str] | None = None) -> Iterator[Item]:
     """Yield the items; raise a `DataError`, `file:row: what is wrong`, at the first row with an error.
 
@@ -186,8 +202,10 @@ def valid_items(outcomes: Iterable[Outcome], faulty: list[str] | None = None) ->
     first is raised.
     """
     items = rows = 0
+    empty = list[str]()
     for outcome in outcomes:
         rows += 1
+        empty += [f"{outcome.row.place}: {fault.detail}" for fault in placeholders(outcome.items)]
         if faulty is None:
             outcome.raise_errors()
         elif errors := outcome.errors:
@@ -199,6 +217,8 @@ def valid_items(outcomes: Iterable[Outcome], faulty: list[str] | None = None) ->
         yield from outcome.items
     if faulty and not items:
         raise DataError(faulty[0])
+    if empty:
+        warnings.warn(f"{len(empty):,} texts, such as {first_of(empty, 3, '; ')}", DataWarning, stacklevel=2)
     if faulty:
         message = f"left out {len(faulty):,} of {rows:,} rows with faults, such as {first_of(faulty, 3, '; ')}"
         warnings.warn(f"{message} (data.faulty_rows=error stops instead)", DataWarning, stacklevel=2)

@@ -33,9 +33,12 @@ _TOO_LONG = re.compile(
 )
 """Error texts of vLLM, SGLang, llama.cpp, hosted models and `tal serve` for a prompt that is too long."""
 _REFUSED = re.compile(
-    r"content.?(filter|management|policy)|ResponsibleAI|data_inspection_failed|inappropriate content|moderation", re.I
+    r"\A(?!.*(unknown|unrecognized|unsupported|invalid) (parameter|argument|field)).*("
+    r"content.?(filter|management|policy)|usage polic|PROHIBITED_CONTENT|ResponsibleAI|data_inspection_failed"
+    r"|inappropriate content|content exists risk|\"1301\"|moderation|(input|prompt|content) (was|is) flagged)",
+    re.I | re.S,
 )
-"""Error texts of hosted models whose content filter refuses a prompt."""
+"""Error texts of hosted models whose content filter refuses a prompt (OpenAI, Azure, Gemini, Qwen, DeepSeek, GLM)."""
 _REMEDIES = {
     401: "put a valid key into the environment variable that key_variable names",
     403: "put a key that may use this model into the environment variable that key_variable names",

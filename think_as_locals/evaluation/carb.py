@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ValidationError, create_model
 from rich.console import Console
 
 from think_as_locals.data import flip_sets
@@ -21,14 +22,28 @@ from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
 from think_as_locals.runtime.files import read_json, write_json, written_atomically
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import LABELS, VALIDATION, DataError, Item
+from think_as_locals.types import LABELS, VALIDATION, DataError, Item, first_of
 
-KEYS = (
-    *("dataset", "split", "model", "seed", "step", "protocol", "n", "accuracy", "ci95", "ci_method", "macro"),
-    *("in_format", "parse_failure", "parse_failure_ci95", "by_position", *(f"by_{name}" for name in BREAKDOWNS)),
-    *("too_long", "faulty_rows", "flips", "baselines", "slot_bias", "order_consistency", "calibration"),
-)
-"""The keys of a CARB file that a report needs."""
+
+class _Figure(BaseModel):
+    n: int
+    accuracy: float
+    ci95: tuple[float, float]
+
+
+KEYS: Mapping[str, Any] = {
+    **dict.fromkeys(("dataset", "split", "model", "protocol", "ci_method"), str),
+    **dict.fromkeys(("seed", "step", "n"), int),
+    **dict.fromkeys(("accuracy", "parse_failure"), float),
+    **dict.fromkeys(("ci95", "parse_failure_ci95"), tuple[float, float]),
+    **dict.fromkeys(("by_position", *(f"by_{name}" for name in BREAKDOWNS)), dict[str, _Figure]),
+    **dict.fromkeys(("in_format", "too_long", "faulty_rows", "flips", "baselines", "slot_bias"), dict[str, Any]),
+    **dict.fromkeys(("order_consistency", "calibration"), dict[str, Any]),
+    "macro": _Figure,
+}
+"""The keys of a CARB file that a report needs, with their types."""
+_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in KEYS.items()}
+_File: type[BaseModel] = create_model("_File", **_FIELDS)
 
 
 _CONSTANT, _UNLIKE = 0.9, 0.2  # share of one label among the verdicts, and how much more often than it is best
@@ -206,10 +221,13 @@ def record(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Load a CARB file; a DataError names the keys that it lacks."""
+    """Load a CARB file; a DataError names the keys that it lacks, or whose values are of another type."""
     summary = read_json(path)
-    if lacks := sorted(set(KEYS) - set(summary)):
-        raise DataError(f"{path}: a CARB file lacks {', '.join(lacks)}; measure again")
+    try:
+        _File.model_validate(summary)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise DataError(f"{path}: not a CARB file: {first_of(faults, 5, '; ')}; measure again") from error
     return summary
 
 

@@ -17,10 +17,9 @@ from pandas import DataFrame
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import SampleSection
-from think_as_locals.data.fields import split_turns
 from think_as_locals.data.load import choose, load_side
 from think_as_locals.data.sources.blend import short_answers
-from think_as_locals.engines import Messages, Sampling
+from think_as_locals.engines import Sampling
 from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.judgements import with_cultures
 from think_as_locals.evaluation.sampling import Sampler, advance, load_policy
@@ -147,7 +146,7 @@ def draw(
     engine, identity, chunk_size = load_policy(section.policy)
     with closing(engine):
         for number, sampling in enumerate(samplings(section, seed), start=1):
-            sampler = Sampler(engine, sampling, chunk_size, lambda r: user_turn(r.item), lambda r: r.item.prompt)
+            sampler = Sampler(engine, sampling, chunk_size, lambda r: r.item.messages, lambda r: r.item.prompt)
             drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
             path = folder.journal(f"candidate-{number}")
             advance_bar = advance(bar, f"candidate {number} of {section.num_candidates}")
@@ -185,11 +184,6 @@ def samplings(section: SampleSection, seed: int) -> Iterator[Sampling]:
             temperature=section.temperature,
             seed=random.Random(f"{seed}-candidate-{number}").randrange(2**31),
         )
-
-
-def user_turn(item: Item) -> Messages:
-    """Return an item's prompt as a conversation."""
-    return split_turns(item.prompt)
 
 
 def qualities(

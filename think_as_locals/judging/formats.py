@@ -111,10 +111,13 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
 
 
 def without_thinking(text: str) -> str:
-    """Return a completion without the `<think>...</think>` at its beginning, in which models reason aloud."""
-    opening, _, rest = text.partition("<think>")
-    _, closing, after = rest.partition("</think>")
-    return after if closing and not opening.strip() else text
+    """Return a completion without the `<think>...</think>` at its beginning, in which models reason aloud.
+
+    Some chat templates write the `<think>` at the end of the prompt.
+    """
+    thought, closing, after = text.partition("</think>")
+    before, opening, _ = thought.partition("<think>")
+    return text if not closing or (opening and before.strip()) else after
 
 
 def _labels(num_responses: int) -> str:

@@ -23,13 +23,16 @@ RESERVED = (*SECTIONS, "question", "response")
 
 # The forms of control tokens, in a text as read: lower-case, and `｜` is `|`.
 _FORMS = {
-    "<|...|>": re.compile(r"<\|[^<>|\n]{1,64}\|>"),  # of most families, such as <|im_start|> and <｜User｜>
-    "[|...|]": re.compile(r"\[\|[^\[\]|\n]{1,64}\|\]"),  # EXAONE
-    "[CAPS]": re.compile(r"\[/?[a-z][a-z0-9_]{1,63}\]"),  # Mistral's [INST] and [TOOL_CALLS], BERT's
+    "<|...|>": re.compile(r"<\|[^<>|\n]++\|>"),  # of most families, such as <|im_start|> and <｜User｜>
+    "[|...|]": re.compile(r"\[\|[^\[\]|\n]++\|\]"),  # EXAONE
+    "<...1>": re.compile(r"<(?:unused|extra_id_|reserved_|placeholder)[a-z_]*+[0-9]++>"),  # Gemma's, T5's
+    "[CAPS]": re.compile(r"\[/?[a-z][a-z0-9_]++\]"),  # Mistral's [INST] and [TOOL_CALLS], BERT's
 }
 CHAT_TOKENS: tuple[str, ...] = (
     *_FORMS,
     *("<think>", "</think>", "<s>", "</s>", "<<SYS>>", "<</SYS>>"),  # Qwen, Llama 2
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),  # Qwen, GLM
+    *("[gMASK]", "<sop>", "<eop>"),  # GLM
     *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),  # Gemma
 )
 """Control tokens of common chat formats, most as forms, neutralised if the judge's tokenizer is not known."""
@@ -163,9 +166,9 @@ def _broken(text: str, readings: Iterable[tuple[str, Sequence[int]]], special_to
     special_tokens = tuple(special_tokens)
     tokens = _tokens_as_read(special_tokens)
     for read, positions in readings:
-        for form in (found for name in _FORMS if name in special_tokens for found in _FORMS[name].finditer(read)):
+        for name, form in ((n, f) for n in _FORMS if n in special_tokens for f in _FORMS[n].finditer(read)):
             start, end = positions[form.start()], positions[form.end() - 1] + 1
-            if form[0][1] == "|" or unicodedata.normalize("NFKC", text[start:end]).isupper():  # of whatever width
+            if name != "[CAPS]" or unicodedata.normalize("NFKC", text[start:end]).isupper():  # of whatever width
                 cuts.add(start + 1)
         for token in tokens:
             start = read.find(token)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, overload
+from typing import Annotated, Any, Self, overload
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import ASSETS
 from think_as_locals.data.sources import jsonl
@@ -53,7 +53,7 @@ class JudgeSettings:
     culture: CultureShown = "stated"  # whether the prompt names the culture
     rubric_language: RubricLanguage = "item"  # the language in which the prompt asks for the rubric
     seed: int = 0  # of the order in which responses are presented
-    max_completion_length: int = 2048  # in tokens
+    max_completion_length: Annotated[int, Field(gt=0)] = 2048  # in tokens
     dtype: str = "auto"  # of the weights
     chat_template_kwargs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 

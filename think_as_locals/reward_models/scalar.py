@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import math
+import warnings
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ from safetensors import safe_open
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 
-from think_as_locals.data.fields import split_turns
 from think_as_locals.engines import Chat, Messages, packed_passes, packing
 from think_as_locals.engines.transformers_engine import attention, on_device, require_all_read, require_embeddings
 from think_as_locals.judging import reorder_responses
@@ -37,7 +37,7 @@ from think_as_locals.reward_models.reward_model import (
     query_all,
 )
 from think_as_locals.runtime.model_files import model_file, reading_model
-from think_as_locals.types import LABELS, Item, Judgement, ModelError, TooLongError, first_of
+from think_as_locals.types import LABELS, DataWarning, Item, Judgement, ModelError, TooLongError, first_of
 
 _logger = logging.getLogger(__name__)
 
@@ -111,10 +111,21 @@ class BatchScorer(ResponseScorer):
         return [
             [
                 {**turn, "content": break_tokens(turn["content"], special)}
-                for turn in (*split_turns(request.item.prompt), {"role": "assistant", "content": request.responses[0]})
+                for turn in (*self._prompt(request.item), {"role": "assistant", "content": request.responses[0]})
             ]
             for request in requests
         ]
+
+    def _prompt(self, item: Item) -> Messages:
+        """Return the prompt in its turns, or if the template refuses their order, as one of the user."""
+        if item.turns:
+            try:
+                self.chat.text([*item.messages, {"role": "assistant", "content": ""}], add_generation_prompt=False)
+            except ModelError as error:
+                message = f"conversations whose turns a chat template refuses are one turn there: {error}"
+                warnings.warn(message, DataWarning, stacklevel=2)
+                return [{"role": "user", "content": item.prompt}]
+        return item.messages
 
     @property
     def _identity(self) -> dict[str, Any]:

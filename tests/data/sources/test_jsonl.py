@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ def write_lines(folder: Path, *rows: Any) -> Path:
     return path
 
 
+@pytest.mark.filterwarnings("ignore:.*may stand for an empty cell")
 @quick
 @given(st.lists(items(), max_size=5, unique_by=lambda item: item.id))
 def test_items_survive_a_write_read_round_trip(written: list[Item]) -> None:
@@ -67,7 +69,9 @@ def test_items_survive_a_write_read_round_trip(written: list[Item]) -> None:
         *(({"prompt": text}, "prompt: ") for text in (" ", "half an emoji \ud83d")),
         ({"culture": False}, "culture: "),
         ({"responses": ["one"]}, "expected 2 to 8 responses, got 1"),
-        ({"responses": ["one", "two", "one"]}, "responses must be distinct"),
+        ({"responses": ["one", "two", "one"], "best": 0}, "responses must be distinct"),
+        ({"turns": [["user", "Another?"]]}, "prompt is not the text of its turns"),
+        *(({"turns": turns}, r"turns\.0") for turns in ([["user"]], [["user", 3]], [["tool", "Hi"]])),
         *(({"responses": [bad, "two", "three"]}, r"responses\.0: ") for bad in (2, ["one"], {"text": "one"})),
         *(({"responses": bad}, "responses: ") for bad in ("AB", {"A": "a", "B": "b"})),
         ({"origins": "TH"}, "origins: "),
@@ -81,6 +85,19 @@ def test_invalid_row_error_names_file_line_and_fault(tmp_path: Path, change: dic
     with pytest.raises(DataError, match=place) as caught:
         list(jsonl.read(path))
     assert f"{path}:3: " in str(caught.value)
+
+
+def test_turns_survive_a_round_trip(tmp_path: Path) -> None:
+    turns = (("user", "Hi"), ("assistant", "Hello"), ("user", "?"))
+    item = dataclasses.replace(ITEM, prompt="user: Hi\n\nassistant: Hello\n\nuser: ?", turns=turns)
+    jsonl.write([item], tmp_path / "items.jsonl")
+    (read,) = jsonl.read(tmp_path / "items.jsonl")
+    assert (read, read.turns, len(read.messages)) == (item, turns, 3)
+
+
+def test_equal_wrong_responses_are_one(tmp_path: Path) -> None:
+    (item,) = jsonl.read(write_lines(tmp_path, ROW | {"responses": ["one", "two", "one"], "best": 1}))
+    assert (item.responses, item.best) == (("two", "one"), 0)
 
 
 def test_read_skips_blank_lines_and_yields_rows_before_an_error(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ from think_as_locals.data.fields import (
     question_group,
 )
 from think_as_locals.data.rows import Fault, Row, unpack
-from think_as_locals.types import LABELS, Item, shown
+from think_as_locals.types import LABELS, Item, join_turns, shown
 
 _LETTERS = LABELS.lower()
-_TIES = ("tie", "draw", "both", "neither", "same", "tie (bothbad)", "both_bad", "bothbad", "a=b")
+_TIES = ("tie", "draw", "both", "neither", "same", "tie (bothbad)", "both_bad", "bothbad", "both_good", "a=b")
 _BEFORE_LABEL = ("response_", "answer_", "output_", "model_")
 _NAMES: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt",),
@@ -125,10 +125,17 @@ class Columns:
         kind = _LabelledRow if isinstance(values, Mapping) and "responses" in values else _PairRow
         fields = kind.model_validate(values)
         key = f"{fields.domain}/{fields.id}" if fields.id else ""
+        prompt, turns = fields.prompt, list[tuple[str, str]]()
+        if not isinstance(prompt, str):
+            turns = [(turn.role, turn.content) for turn in prompt]
+            prompt = join_turns(turns)
+            turns = turns if len(turns) > 1 else []
         common = {
-            **fields.model_dump(include={"prompt", "culture", "language", "domain"}),
+            **fields.model_dump(include={"culture", "language", "domain"}),
+            "prompt": prompt,
+            "turns": turns,
             "id": f"{self.source}/{fields.language}/{key}" if key else f"{self.source}/{row.name}",
-            "group": fields.group or key or question_group(str(fields.prompt)),
+            "group": fields.group or key or question_group(prompt),
             "source": self.source,
         }
         if isinstance(fields, _PairRow):
@@ -181,11 +188,13 @@ def _without_turns(values: dict[str, Any]) -> dict[str, Any]:
     """Split conversations, as in TRL, into the turns that all begin with, the prompt, and the rest, the responses.
 
     A conversation is a list of messages, or a text of them as in HH (arXiv 2204.05862). What follows the first turn in
-    which they differ is a response, with further turns as "role: content".
+    which they differ is a response, with further turns as "role: content". The turns continue a prompt of its own.
     """
+    prompt = _turns(values.get("prompt"), "user")
+    values = values | ({"prompt": prompt} if prompt else {})
     fields = ["responses"] if "responses" in values else ["chosen", "rejected"]
     given = values["responses"] if "responses" in values else [values.get(field) for field in fields]
-    conversations = list(map(_turns, given)) if isinstance(given, list) else []
+    conversations = [_turns(each, "assistant") for each in given] if isinstance(given, list) else []
     if not conversations or not all(conversations):
         return values
     shared = 0
@@ -199,25 +208,32 @@ def _without_turns(values: dict[str, Any]) -> dict[str, Any]:
         return values  # they answer different prompts, a fault
     texts = ["\n\n".join([rest[0]["content"], *(f"{t['role']}: {t['content']}" for t in rest[1:])]) for rest in rests]
     turns = conversations[0][:shared]
-    if len(turns) > 1 or (turns and values.get("prompt") is None):
-        values["prompt"] = turns
+    if isinstance(text := values.get("prompt"), str):
+        prompt = [{"role": "user", "content": text}]
+    if turns:  # of which some data repeat the first, or the user's, as the prompt
+        values["prompt"] = turns if all(turn in turns for turn in prompt) else prompt + turns
     return values | dict(zip(fields, [texts] if fields == ["responses"] else texts, strict=True))
 
 
 _HH_TURN = re.compile(r"(?:\A|\n\n)\s*(Human|Assistant):")
 
 
-def _turns(value: Any) -> list[dict[str, str]]:
-    """Return the messages of a conversation that ends with the assistant's; none of any other value."""
+def _turns(value: Any, last: str) -> list[dict[str, str]]:
+    """Return the messages of a conversation, the last by this role; none of any other value.
+
+    In HH a prompt ends with "Assistant:".
+    """
     if isinstance(value, str) and value.lstrip().startswith("Human:"):
         _, *parts = _HH_TURN.split(value)
         roles = {"Human": "user", "Assistant": "assistant"}
         pairs = zip(parts[::2], parts[1::2], strict=True)
         turns = [{"role": roles[name], "content": text.strip()} for name, text in pairs]
+        if last == "user" and turns.pop() != {"role": "assistant", "content": ""}:
+            return []
     else:
         found = unpack(value)
         try:
             turns = [Turn.model_validate(turn).model_dump() for turn in found] if isinstance(found, list) else []
         except ValidationError:
             turns = []
-    return turns if turns and turns[-1]["role"] == "assistant" else []
+    return turns if turns and turns[-1]["role"] == last else []

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from think_as_locals.data.fields import Text
+from think_as_locals.data.fields import Text, best_first
 from think_as_locals.data.languages import culture_fault
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, valid_items
 from think_as_locals.runtime.files import json_line, write_rows
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, Item, join_turns
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
 """The columns by which rows are recognised."""
@@ -39,6 +39,7 @@ class _ItemRow(BaseModel):
     group: Text
     source: Text
     origins: list[Text] = []
+    turns: list[Annotated[tuple[Literal["system", "user", "assistant"], str], Field(strict=False)]] = []
 
 
 def read(path: Path) -> Iterator[Item]:
@@ -52,10 +53,19 @@ def items(row: Row) -> Iterator[Item | Fault]:
     if isinstance(row.value, dict) and isinstance(row.value.get("responses"), list):
         # Most rows are valid, and `Item` checks them in a fifth of the time.
         with suppress(DataError, TypeError):
-            item = Item(**row.value)
-    item = item or Item(**_ItemRow.model_validate(row.value).model_dump())
+            item = None if "turns" in row.value else Item(**row.value)
+    if item is None:
+        fields = _ItemRow.model_validate(row.value).model_dump()
+        responses, best = fields.pop("responses"), fields.pop("best")
+        wrong = [text for i, text in enumerate(responses) if i != best]
+        if 0 <= best < len(responses) and len({*wrong}) < len(wrong) and not fields["origins"]:
+            item = best_first(responses[best], wrong, **fields)
+        else:
+            item = Item(responses=responses, best=best, **fields)
     if item.culture and (fault := culture_fault(item.culture)):
         yield Fault("unknown_culture", f"culture {item.culture!r}: {fault}")
+    if item.turns and join_turns(item.turns) != item.prompt:
+        yield Fault("turns", "prompt is not the text of its turns (`role: content`, an empty line between)")
     yield item
 
 

@@ -40,9 +40,10 @@ def items(row: Row, culture: str | None) -> Iterator[Item | Fault]:
         else:
             yield best_first(fields.chosen[0], fields.rejected, id=f"rewardbench2/{fields.id}", **common)
         return
-    if not right or len({*fields.chosen, *fields.rejected}) < right + wrong:  # an item holds only some of them
-        yield Fault("invalid_ties", "expected at least one chosen response, and all of them distinct")
+    chosen, rejected = (tuple(dict.fromkeys(texts)) for texts in (fields.chosen, fields.rejected))
+    if not right or {*chosen} & {*rejected}:  # an item holds only some of them
+        yield Fault("invalid_ties", "expected at least one chosen response, and none that is rejected too")
     step, group = len(LABELS) - 1, f"ties:{fields.id.rpartition(':')[2]}"
-    for i, start in product(range(right), range(0, max(1, wrong), step)):
-        rivals = fields.rejected[start : start + step]
-        yield best_first(fields.chosen[i], rivals, id=f"rewardbench2/{fields.id}/{i}-{start}", group=group, **common)
+    for i, start in product(range(len(chosen)), range(0, max(1, len(rejected)), step)):
+        rivals = rejected[start : start + step]
+        yield best_first(chosen[i], rivals, id=f"rewardbench2/{fields.id}/{i}-{start}", group=group, **common)
