@@ -335,6 +335,14 @@ def test_head_of_one_output_is_read_though_the_config_says_two_labels(tmp_path: 
     labels = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}}
     (path / "config.json").write_text(json.dumps({**config, **labels}))  # as OpenRLHF saves it
     assert ScalarRM.load(str(path)).score(ITEMS) == expected
+    weights = load_file(path / "model.safetensors")
+    weights["value_head.weight"] = weights.pop("score.weight")
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    near = [pytest.approx(scores, abs=1e-5) for scores in expected]
+    assert ScalarRM.load(str(path)).score(ITEMS) == near
+    (path / "model.safetensors").unlink()
+    torch.save(weights, path / "pytorch_model.bin")
+    assert ScalarRM.load(str(path)).score(ITEMS) == near
 
 
 def test_model_that_caps_attention_scores_is_not_computed_without(tmp_path: Path) -> None:

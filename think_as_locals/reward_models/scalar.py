@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -338,7 +339,8 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
         return _ready(published.load_published(path, revision, **options))
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     # OpenRLHF saves a head of one output, and leaves the default of two labels in config.json.
-    if new_head_seed is not None or _stored_labels(path, revision) == 1:
+    head, labels = _stored_head(path, revision)
+    if new_head_seed is not None or labels == 1:
         config.num_labels = 1
     elif config.num_labels != 1:
         raise ModelError(
@@ -354,6 +356,7 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
             revision=revision,
             output_loading_info=True,
             trust_remote_code=False,
+            key_mapping={r"^value_head\.": "score."} if head == "value_head" else None,
             **attention(path, revision),
             **options,
         )
@@ -371,14 +374,24 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
     return _ready(model)
 
 
-def _stored_labels(path: str, revision: str | None) -> int | None:
-    """Return the number of outputs of a classifier's stored head; `None` if it has none by the usual name."""
-    index = model_file(path, "model.safetensors.index.json", revision)
-    name = json.loads(index.read_bytes())["weight_map"].get("score.weight", "") if index else "model.safetensors"
-    if not name or (file := model_file(path, name, revision)) is None:
-        return None
-    with safe_open(file, "pt") as weights:
-        return weights.get_slice("score.weight").get_shape()[0] if "score.weight" in weights.keys() else None  # noqa: SIM118
+def _stored_head(path: str, revision: str | None) -> tuple[str, int | None]:
+    """Return the name of a classifier's stored head, `score` or OpenRLHF's `value_head`, and its number of outputs.
+
+    There is none (`None`) if no head is stored by these names.
+    """
+    for weights, name in product(("model.safetensors", "pytorch_model.bin"), ("score", "value_head")):
+        key, index = f"{name}.weight", model_file(path, f"{weights}.index.json", revision)
+        shard = json.loads(index.read_bytes())["weight_map"].get(key) if index else weights
+        file = model_file(path, shard, revision) if shard else None
+        if file is not None and file.suffix == ".bin":
+            stored = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            if key in stored:
+                return name, len(stored[key])
+        elif file is not None:
+            with safe_open(file, "pt") as tensors:
+                if key in tensors.keys():  # noqa: SIM118
+                    return name, tensors.get_slice(key).get_shape()[0]
+    return "score", None
 
 
 def _ready(model: Any) -> Any:
