@@ -16,7 +16,7 @@ STAGES = ("carb", "probes")
 
 
 def evaluation_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
-    """SIGKILLs over evaluations of a judge, a classifier and a constant, and what became of them."""
+    """SIGKILLs over evaluations of a judge, an implicit reward model and a constant, and what became of them."""
     expect(wait(start(folder, "judge", [*COLD_START, "grpo.max_steps=1"]), LIMIT_S) == 0, folder, "judge")
     words = _words(folder / "judge" / "model")
     began = time.monotonic()
@@ -49,7 +49,7 @@ def _words(judge: Path) -> list[str]:
         *("data=quickstart_cards", "data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=6"),
         *("data.languages=[en]", "eval.probes=true", "eval.bootstrap_samples=200", "eval.max_items=40"),
         *("rms.mine=judge", f"rms.mine.path={judge}", "rms.mine.chunk_size=8", "rms.mine.max_completion_length=16"),
-        *("rms.random=classifier", f"rms.random.path={judge}", "rms.random.new_head_seed=0"),
+        *("rms.policy=implicit", f"rms.policy.path={judge}", "rms.policy.reference=null"),
         "run.resume=auto",
     ]
 

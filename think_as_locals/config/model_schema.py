@@ -114,7 +114,6 @@ class ClassifierSection(ScorerSection):
     """A scalar reward model: a classifier head scores each response."""
 
     kind: Literal["classifier"]
-    new_head_seed: schema.Seed | None
 
 
 class ImplicitSection(ScorerSection):

@@ -223,7 +223,6 @@ class ScalarRM(BatchScorer):
     """
 
     pad_id: int | None  # the padding token that the model declares
-    new_head_seed: int | None
     unshared_reason: str | None
 
     @classmethod
@@ -236,7 +235,6 @@ class ScalarRM(BatchScorer):
         device_map: str | None = None,
         revision: str | None = None,
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
-        new_head_seed: int | None = None,
         **settings: Any,
     ) -> ScalarRM:
         """Load a classifier from a directory or the Hub; a ModelError names what is wrong with its head or weights.
@@ -248,12 +246,11 @@ class ScalarRM(BatchScorer):
             device_map: `auto` spreads the layers over all GPUs that the process sees; `None` takes one device.
             revision: Commit, tag or branch on the Hub; a commit for those of `published`.
             template_kwargs: Passed to the chat template.
-            new_head_seed: Adds a random head to a model without one: a baseline and no reward model.
             **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
         """
         model_file(path, "config.json", revision)  # without such a model, or a network, an error at once
         with reading_model(path):
-            model = _load_model(path, dtype, device_map, revision, new_head_seed)
+            model = _load_model(path, dtype, device_map, revision)
             tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         require_embeddings(path, model, tokenizer)
         config = model.config.get_text_config()
@@ -269,14 +266,13 @@ class ScalarRM(BatchScorer):
             chat=Chat(tokenizer, template_kwargs),
             pad_id=pad_id,
             max_length=resolve_max_length(path, model, tokenizer, max_length),
-            new_head_seed=new_head_seed,
             unshared_reason=reason,
             **settings,
         )
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"kind": "classifier", "new_head_seed": self.new_head_seed, **self._identity}
+        return {"kind": "classifier", **self._identity}
 
     def rows(self, requests: Sequence[Request]) -> list[TokenRow]:
         tokenizer = self.chat.tokenizer
@@ -331,46 +327,33 @@ def until_scored(ids: list[int], pad_id: int | None) -> list[int]:
     return ids[: max((i for i, token in enumerate(ids) if token != pad_id), default=0) + 1]
 
 
-def _load_model(path: str, dtype: str, device_map: str | None, revision: str | None, new_head_seed: int | None) -> Any:
+def _load_model(path: str, dtype: str, device_map: str | None, revision: str | None) -> Any:
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map}
     if published.architecture(PreTrainedConfig.get_config_dict(path, revision=revision)[0]):
-        if new_head_seed is not None:
-            raise ModelError(f"{path} has a head for scores, and a new one was asked for: leave new_head_seed out")
         return _ready(published.load_published(path, revision, **options))
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     # OpenRLHF saves a head of one output, and leaves the default of two labels in config.json.
     head, labels = _stored_head(path, revision)
-    if new_head_seed is not None or labels == 1:
+    if labels == 1:
         config.num_labels = 1
     elif config.num_labels != 1:
         raise ModelError(
             f"{path}: a head with {config.num_labels} labels ({', '.join(config.architectures or ['unnamed'])}), "
-            "expected one, the score: give a reward model, or new_head_seed for a random head"
+            "expected one, the score: give a reward model"
         )
-    with torch.random.fork_rng(enabled=new_head_seed is not None):
-        if new_head_seed is not None:
-            torch.manual_seed(new_head_seed)
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            path,
-            config=config,
-            revision=revision,
-            output_loading_info=True,
-            trust_remote_code=False,
-            key_mapping={r"^value_head\.": "score."} if head == "value_head" else None,
-            **attention(path, revision),
-            **options,
-        )
-    missing = sorted(info["missing_keys"])
-    if new_head_seed is not None and not missing:
-        raise ModelError(f"{path} has a head for scores, and a new one was asked for: leave new_head_seed out")
-    body = f"{model.base_model_prefix}."
-    if lost := [name for name in missing if new_head_seed is None or name.startswith(body)]:
-        raise ModelError(
-            f"{path} lacks weights of a classifier, which would be random: {first_of(lost, 5)}. Give a reward model, "
-            "or new_head_seed where only the head is missing and a random one is wanted"
-        )
-    if new_head_seed is None:
-        require_all_read(path, info, "its scores would not be its own: is its architecture one that transformers has?")
+    model, info = AutoModelForSequenceClassification.from_pretrained(
+        path,
+        config=config,
+        revision=revision,
+        output_loading_info=True,
+        trust_remote_code=False,
+        key_mapping={r"^value_head\.": "score."} if head == "value_head" else None,
+        **attention(path, revision),
+        **options,
+    )
+    if lost := sorted(info["missing_keys"]):
+        raise ModelError(f"{path} lacks weights of a classifier, which would be random: {first_of(lost, 5)}")
+    require_all_read(path, info, "its scores would not be its own: is its architecture one that transformers has?")
     return _ready(model)
 
 
