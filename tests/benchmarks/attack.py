@@ -110,7 +110,8 @@ def _mutated(text: str, rng: Rng) -> str:
 
 def second_parser(text: str, n: int) -> int | None:
     """Read the verdict of a completion that ended by itself, by the sequence of all tags."""
-    if text.lstrip().startswith("<think>") and "</think>" in text:
+    thoughts = text[: text.index("</think>")] if "</think>" in text else "-<think>"
+    if thoughts.lstrip().startswith("<think>") or "<think>" not in thoughts:
         text = text[text.index("</think>") + len("</think>") :]
     parts = re.split(r"(</?(?:rubric|analysis|verdict)>)", text)
     expected = [f"<{slash}{name}>" for name in ("rubric", "analysis", "verdict") for slash in ("", "/")]

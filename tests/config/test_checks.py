@@ -42,7 +42,7 @@ from think_as_locals.scpo.report import DIFFERENCES
 from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource, shown
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
-NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
+NEEDS |= {("data", name): ["data.path=/somewhere"] for name in ("quickstart_blend", "blend_pairs")}
 NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
 NEEDS |= {("prompt", name): ["reward.weights.rubric_quality=0"] for name in ("compact", "compact_responses_first")}
 EXCLUDED_GROUPS = {"rm", "sweep", "mode", "global_rm", "sample", "policy"}
