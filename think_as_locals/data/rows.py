@@ -33,7 +33,6 @@ _SHOWN = 500  # maximum characters of a message about a row
 _MAX_FAULTY = 10  # rows in a message
 _MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell
 _MAX_DOCUMENT = 512 * 1024**2  # maximum bytes of JSON that is one list, which is read at once
-_LONGEST_PLACEHOLDER = 20  # characters, with white space around it
 _BATCH = 1000  # rows of a table in memory at once
 
 Severity = Literal["error", "skipped", "warning"]
@@ -148,7 +147,7 @@ class Outcome(NamedTuple):
 
 
 def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Add a fault to each row with the id, or with the prompt and responses, of an earlier row."""
+    """Add a fault to each row with the id, or with the prompt and responses, of an earlier row, or an empty cell."""
     ids: dict[str, tuple[int, str]] = {}
     contents: dict[bytes, tuple[int, str]] = {}
     for outcome in outcomes:
@@ -165,6 +164,8 @@ def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         if texts and (earlier := contents.setdefault(content, here)) != here:
             message = f"the same prompt and responses are in line {earlier[0]} of {earlier[1]}"
             faults.append(Fault("duplicate", message))
+        if empty := [text for text in dict.fromkeys(texts) if text.strip().casefold() in PLACEHOLDERS]:
+            faults.append(Fault("placeholder_text", f"{first_of(map(shown, empty), 3)} may stand for an empty cell"))
         yield outcome.with_faults(*faults)
 
 
@@ -181,20 +182,6 @@ def name_unread_columns(outcomes: Iterable[Outcome], columns: Set[str]) -> Itera
         yield outcome
 
 
-def named_responses(item: Item) -> Iterator[tuple[str, str]]:
-    """Yield each response of an item with its name in messages."""
-    for number, response in enumerate(item.responses):
-        yield ("best response" if number == item.best else f"response {number}"), response
-
-
-def placeholders(items: Iterable[Item]) -> Iterator[Fault]:
-    """Yield a warning for each text that may stand for an empty cell, such as `N/A`."""
-    texts = dict.fromkeys(pair for item in items for pair in [("prompt", item.prompt), *named_responses(item)])
-    for name, text in texts:
-        if len(text) < _LONGEST_PLACEHOLDER and text.strip().casefold() in PLACEHOLDERS:
-            yield Fault("placeholder_text", f"the {name} is {shown(text)}, which may stand for an empty cell")
-
-
 def valid_items(outcomes: Iterable[Outcome], faulty: list[str] | None = None) -> Iterator[Item]:
     """Yield the items; raise a `DataError`, `file:row: what is wrong`, at the first row with an error.
 
@@ -205,7 +192,6 @@ def valid_items(outcomes: Iterable[Outcome], faulty: list[str] | None = None) ->
     empty = list[str]()
     for outcome in outcomes:
         rows += 1
-        empty += [f"{outcome.row.place}: {fault.detail}" for fault in placeholders(outcome.items)]
         if faulty is None:
             outcome.raise_errors()
         elif errors := outcome.errors:
@@ -214,11 +200,13 @@ def valid_items(outcomes: Iterable[Outcome], faulty: list[str] | None = None) ->
         for fault in outcome.faults:
             if fault.name == "unread_column":
                 warnings.warn(f"{outcome.row.place}: {fault.detail}", DataWarning, stacklevel=2)
+            elif fault.name == "placeholder_text":
+                empty.append(f"{outcome.row.place}: {fault.detail}")
         yield from outcome.items
+    if empty:
+        warnings.warn(first_of(empty, 3, "; "), DataWarning, stacklevel=2)
     if faulty and not items:
         raise DataError(faulty[0])
-    if empty:
-        warnings.warn(f"{len(empty):,} texts, such as {first_of(empty, 3, '; ')}", DataWarning, stacklevel=2)
     if faulty:
         message = f"left out {len(faulty):,} of {rows:,} rows with faults, such as {first_of(faulty, 3, '; ')}"
         warnings.warn(f"{message} (data.faulty_rows=error stops instead)", DataWarning, stacklevel=2)

@@ -17,7 +17,7 @@ from rich.table import Table
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data.languages import in_another_script
 from think_as_locals.data.load import choose
-from think_as_locals.data.rows import Fault, Outcome, Severity, mark_repeats, named_responses, placeholders
+from think_as_locals.data.rows import Fault, Outcome, Severity, mark_repeats
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, response_language, row_outcomes
 from think_as_locals.runtime.files import new_file
 from think_as_locals.runtime.output import print_result
@@ -161,14 +161,13 @@ def examine(outcomes: Iterable[Outcome]) -> Generator[Outcome]:
 
 
 def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
-    yield from placeholders(items)
-    for name, text in dict.fromkeys(pair for item in items for pair in named_responses(item)):
+    for name, text in dict.fromkeys(pair for item in items for pair in _responses(item)):
         if found := _NEXT_TURN.search(text):
             excerpt = text[max(0, found.start() - 20) : found.end()]
             yield Fault("run_on_turn", f"the {name} continues after {excerpt!r}")
     seen = set()
     for item in items:
-        for name, text in [("prompt", item.prompt), *named_responses(item)]:
+        for name, text in [("prompt", item.prompt), *_responses(item)]:
             if text in seen:
                 continue
             seen.add(text)
@@ -177,3 +176,8 @@ def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
             expected = item.language if name == "prompt" else response_language(item)
             if in_another_script(text, expected):
                 yield Fault("wrong_language", f"the {name} is in another script, it counts as {expected!r}")
+
+
+def _responses(item: Item) -> Iterator[tuple[str, str]]:
+    for number, response in enumerate(item.responses):
+        yield ("best response" if number == item.best else f"response {number}"), response
