@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.types import Criterion, Item, Rubric
+from think_as_locals.types import ITEM_FIELDS, Criterion, Item, Rubric
 
 RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Fit", "It fits.")))
 """A rubric that keeps the grammar."""
@@ -30,7 +29,7 @@ def make_item(**changes: Any) -> Item:
 
 def row_of(scored: ScoredItem) -> dict[str, Any]:
     """The row of a judgement and its item, as a table of judgements has it."""
-    row = asdict(scored.item) | scored.judgement_row()
+    row = {name: getattr(scored.item, name) for name in ITEM_FIELDS} | scored.judgement_row()
     return {name: list(value) if isinstance(value, tuple) else value for name, value in row.items()}
 
 

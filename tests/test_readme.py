@@ -110,7 +110,7 @@ def test_command_parses_and_its_settings_load(command: Command, monkeypatch: pyt
             answer = client.post(f"/{route}", content=given["-d"], headers=dict([given["-H"].split(": ")]))
         assert [each["verdict"] for each in answer.json()["judgements"]] == [0]
     else:
-        assert program in ("export", "inspect", "hf", "cd", "docker")
+        assert program in ("export", "inspect", "hf", "cd", "docker", "git")
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.settings or c.options], ids=lambda c: c.text)

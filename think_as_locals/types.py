@@ -174,7 +174,8 @@ class Item:
         group: Question group: items that ask the same question across cultures and languages.
         source: Name of the data set.
         origins: The culture that each response is true of; empty if the source does not say.
-        turns: Of a prompt that is a conversation, the role and the content of each, whose text `prompt` is.
+        turns: Of a prompt that is a conversation, the role and the content of each, whose text `prompt` is; none are
+            kept of a prompt with another text, as after an edit.
 
     Raises:
         DataError: a field is invalid; the message names the item.
@@ -196,7 +197,7 @@ class Item:
     group: str
     source: str
     origins: tuple[str, ...] = ()
-    turns: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # not in tables: the prompt says the same
+    turns: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)  # the prompt says it too
 
     def __post_init__(self) -> None:
         for name in ("responses", "origins", "turns"):
@@ -206,14 +207,16 @@ class Item:
             object.__setattr__(self, name, tuple(value))
         for fault in self._faults():
             raise DataError(f"item {self.id!r}: {fault}")
+        if self.turns and join_turns(self.turns) != self.prompt:
+            object.__setattr__(self, "turns", ())
         for name in ("culture", "language", "domain", "source"):  # of which a million items have a few
             if type(value := getattr(self, name)) is str:
                 object.__setattr__(self, name, sys.intern(value))
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The prompt as chat messages: its turns, or if it has none or was edited, one of the user."""
-        turns = self.turns if join_turns(self.turns) == self.prompt else (("user", self.prompt),)
+        """The prompt as chat messages: its turns, or if it has none, one of the user."""
+        turns = self.turns or (("user", self.prompt),)
         return [{"role": role, "content": content} for role, content in turns]
 
     def __hash__(self) -> int:

@@ -112,7 +112,9 @@ def second_parser(text: str, n: int) -> int | None:
     """Read the verdict of a completion that ended by itself, by the sequence of all tags."""
     thoughts = text[: text.index("</think>")] if "</think>" in text else "-<think>"
     if thoughts.lstrip().startswith("<think>") or "<think>" not in thoughts:
-        text = text[text.index("</think>") + len("</think>") :]
+        rest = text[text.index("</think>") + len("</think>") :]
+        if "<think>" in thoughts or "<rubric>" not in thoughts or "<rubric>" in rest:
+            text = rest
     parts = re.split(r"(</?(?:rubric|analysis|verdict)>)", text)
     expected = [f"<{slash}{name}>" for name in ("rubric", "analysis", "verdict") for slash in ("", "/")]
     if parts[1::2] != expected or parts[-1].strip():

@@ -334,6 +334,7 @@ REFUSED: dict[Path, list[tuple[Given, str]]] = {
         (["prompt.template=compact"], "prompt.rubric_language: got item, but compact asks for none"),
         (["lora=rank16", "lora.target_modules=[lm_head]"], "lora.target_modules: "),
         (["lora=rank16", "lora.target_modules='.*(q_proj|head)'"], "lora.target_modules: "),
+        (["lora=rank16", "lora.target_modules='*'"], "lora.target_modules: "),
     ],
     QUICKSTART: [
         (["model=qwen2_5_7b"], "sft: trainer=cold_start_grpo is for random weights"),

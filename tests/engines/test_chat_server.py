@@ -218,7 +218,11 @@ def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, answer: 
         ({"status": "PROHIBITED_CONTENT"}, 1),  # Gemini
         ({"code": "1301", "message": "The system detected sensitive content"}, 1),  # GLM
         ({"message": "Unknown parameter: 'moderation_level'"}, 0),
+        ({"code": 1301, "message": "unsafe"}, 1),
+        ({"code": "DataInspectionFailed", "message": "Output data may contain sensitive content."}, 1),
+        ({"message": "Requires moderation", "metadata": {"flagged_input": "I got an invalid argument"}}, 1),  # echoed
         ({"message": "unsupported field content_filter"}, 0),
+        ({"message": "Unrecognized request argument supplied: moderation_level"}, 0),
     ],
 )
 def test_content_filters_of_hosted_models_are_known(loopback: Loopback, error: dict[str, str], refused: int) -> None:

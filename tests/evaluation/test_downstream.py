@@ -292,8 +292,10 @@ def test_read_results_takes_macro_accuracy_from_an_evaluation(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"carb/mine\.json: not a CARB file: dataset: Field required"):
         read_results(tmp_path)
     macro = {"accuracy": 0.25, "missing": [], "n": 4, "ci95": [0, 1]}
-    values = {str: "mine.jsonl", int: 4, float: 0.5, tuple[float, float]: [0, 1]}
-    summary = {name: values.get(kind, {}) for name, kind in carb.KEYS.items()} | {"macro": macro}
+    values: dict[str, Any] = {name: "mine.jsonl" for name, kind in carb.KEYS.items() if kind is str}
+    values |= dict.fromkeys(("n", "seed", "step"), 4) | {"accuracy": 0.5, "parse_failure": 0.0, "macro": macro}
+    values |= {"ci95": [0, 1], "parse_failure_ci95": [0.0, 0.5]}
+    summary = {name: values.get(name, {}) for name in carb.KEYS}
     for changes in ({"accuracy": "x"}, {"macro": {"accuracy": 0.25}}, {"by_culture": {"TH": 3}}):
         (tmp_path / "carb/mine.json").write_text(json.dumps(summary | changes))
         with pytest.raises(DataError, match=rf"carb/mine\.json: not a CARB file: {next(iter(changes))}"):

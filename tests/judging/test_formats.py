@@ -232,6 +232,7 @@ def test_verdict_stands_if_only_quality_suffers(text: str, issues: tuple[str, ..
         ("listwise", f"So <think><verdict>A</verdict></think>{GOOD}", None),
         ("listwise", f"Is it <verdict>A</verdict>?</think>\n{GOOD}", 1),  # the template wrote the beginning
         ("listwise", f"</think>{GOOD}", 1),
+        ("listwise", GOOD.replace("</analysis>", "It writes </think>.</analysis>"), 1),  # quoted
         ("listwise", f"A?</think>So</think>{GOOD.replace('B</v', 'A</v')}{GOOD}", None),
         ("listwise", f"<think>{GOOD}", 1),  # without an end it is text outside of them
         ("rewardbench2", "<think>[[A]]?</think> It is [[B]]", 1),
@@ -313,7 +314,9 @@ def test_parse_never_raises_and_matches_an_independent_parser(text: str, n: int,
 
 def independent_verdict(text: str, n: int) -> str | None:
     """The label of a completion whose verdict stands, read another way: by one expression for the whole."""
-    text = re.sub(r"\A(?:\s*<think>.*?|(?:(?!</?think>).)*)</think>", "", text, flags=re.DOTALL)
+    rest = re.sub(r"\A(?:\s*<think>.*?|(?:(?!</?think>).)*)</think>", "", text, flags=re.DOTALL)
+    begins = re.match(r"\s*<think>", text)
+    text = text if not begins and rest != text and "<rubric>" in text and "<rubric>" not in rest else rest
     if any(text.count(tag) != 1 for tag in TAGS):
         return None
     sections = rf".*<rubric>(.*)</rubric>.*<analysis>.*</analysis>.*<verdict>\s*([{LABELS[:n]}])\s*</verdict>\s*"

@@ -28,7 +28,10 @@ from transformers import (
 )
 
 import think_as_locals as tal
+from think_as_locals.data.load import Candidates
+from think_as_locals.evaluation.downstream import best_scored
 from think_as_locals.judging import shuffle_responses
+from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.reward_model import Answer, RewardModel
 from think_as_locals.reward_models.scalar import ConstantRM, ScalarRM
 from think_as_locals.types import DataWarning, Item, ModelError, TooLongError
@@ -74,6 +77,18 @@ def test_conversation_reaches_the_template_in_its_turns(path: str, turns: tuple[
     assert written == [rm.chat.text(each, add_generation_prompt=False) for each in expected]
     edited = dataclasses.replace(item, prompt="which?").messages
     assert edited == [{"role": "user", "content": "which?"}]
+
+
+def test_conversation_reaches_the_template_from_a_policy_too(path: str) -> None:
+    rm, messages = ScalarRM.load(path), [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    turns = tuple((turn["role"], turn["content"]) for turn in [*messages, {"role": "user", "content": "who?"}])
+    item = dataclasses.replace(an_item(0, size=2), prompt="\n\n".join(f"{a}: {b}" for a, b in turns), turns=turns)
+    (expected,) = rm.score([item])
+    asked = [[*messages, {"role": "user", "content": "who?"}]] * 2
+    assert GroupReward(rm).score(asked, item.responses) == pytest.approx(expected, abs=1e-5)
+    row = Candidates(id="1", prompt=item.prompt, turns=turns, language="en", candidates=list(item.responses))
+    best = best_scored([row], rm.score, seed=0)
+    assert best == [expected.index(max(expected))]
 
 
 def test_conversation_that_the_template_refuses_is_one_turn(path: str) -> None:
@@ -334,8 +349,12 @@ def test_head_of_one_output_is_read_though_the_config_says_two_labels(tmp_path: 
     near = [pytest.approx(scores, abs=1e-5) for scores in expected]
     assert ScalarRM.load(str(path)).score(ITEMS) == near
     (path / "model.safetensors").unlink()
-    torch.save(weights, path / "pytorch_model.bin")
-    assert ScalarRM.load(str(path)).score(ITEMS) == near
+    for zipped in (True, False):  # the latter as torch once wrote it
+        torch.save(weights, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+        assert ScalarRM.load(str(path)).score(ITEMS) == near
+    (path / "pytorch_model.bin").write_bytes(b"no weights")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin: damaged"):
+        ScalarRM.load(str(path))
 
 
 def test_model_that_caps_attention_scores_is_not_computed_without(tmp_path: Path) -> None:

@@ -456,7 +456,12 @@ class LoraSection(Section):
 
     def faults(self) -> Iterator[str]:
         names = self.target_modules
-        if re.fullmatch(names, "lm_head") if isinstance(names, str) else "lm_head" in names:
+        try:
+            hit = re.fullmatch(names, "lm_head") if isinstance(names, str) else "lm_head" in names
+        except re.error as error:
+            yield f"target_modules: not a regular expression: {error}"
+            return
+        if hit:
             yield "target_modules: log-probabilities are computed from lm_head's own matrix: drop it"
 
 

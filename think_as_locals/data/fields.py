@@ -26,9 +26,12 @@ class RowModel(BaseModel):
 
 
 def _join_parts(value: Any) -> Any:
-    """Join the parts of a text as chat APIs write it: `[{"type": "text", "text": "..."}]`."""
+    """Join the parts of a text as chat APIs write it, also in a cell: `[{"type": "text", "text": "..."}]`."""
+    if isinstance(value, str) and value.startswith(('[{"type"', "[{'type'")):
+        found = _join_parts(unpack(value))
+        return found if isinstance(found, str) else value
     if isinstance(value, list) and value and all(isinstance(p, Mapping) and p.get("type") == "text" for p in value):
-        return "".join(str(part.get("text", "")) for part in value)
+        return "".join(str(part.get("text") or "") for part in value)
     return value
 
 
@@ -77,6 +80,8 @@ def _as_list(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     found = _join_parts(unpack(value))
+    if isinstance(found, list):
+        found = [_join_parts(each) for each in found]
     if isinstance(found, list) and (not found or any(isinstance(each, str) for each in found)):
         return found
     # The beginning of a list that could not be parsed, printed by numpy or cut off, is no response.

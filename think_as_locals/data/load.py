@@ -282,6 +282,7 @@ class Candidates(RowModel):
     texts: Annotated[Texts, Field(min_length=1, validation_alias="candidates")]
     qualities: tuple[FiniteFloat, ...] | None = None
     group: Text | None = None  # derived from the prompt if it is not given
+    turns: tuple[tuple[str, str], ...] = ()  # of a prompt that is a conversation, as `Item.turns`
     sampled: Any = None  # how `tal sample` made them
 
     @field_validator("qualities")

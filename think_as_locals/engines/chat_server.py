@@ -33,12 +33,18 @@ _TOO_LONG = re.compile(
 )
 """Error texts of vLLM, SGLang, llama.cpp, hosted models and `tal serve` for a prompt that is too long."""
 _REFUSED = re.compile(
-    r"\A(?!.*(unknown|unrecognized|unsupported|invalid) (parameter|argument|field)).*("
-    r"content.?(filter|management|policy)|usage polic|PROHIBITED_CONTENT|ResponsibleAI|data_inspection_failed"
-    r"|inappropriate content|content exists risk|\"1301\"|moderation|(input|prompt|content) (was|is) flagged)",
-    re.I | re.S,
+    r"content.?(filter|management|policy)|(flagged|violat\w+).{0,80}(usage|content) (polic|guidelines)|ResponsibleAI"
+    r"|PROHIBITED_CONTENT|data.?inspection.?failed|inappropriate content|content exists risk|\b1301\b"
+    r"|blocked due to safety|requires moderation|moderation_blocked|(input|prompt|content) (was|is) flagged",
+    re.I,
 )
 """Error texts of hosted models whose content filter refuses a prompt (OpenAI, Azure, Gemini, Qwen, DeepSeek, GLM)."""
+_NO_SUCH_FIELD = re.compile(
+    r"(unknown|unrecognized|unsupported|invalid|unexpected) (request )?(parameter|argument|field|name|value)"
+    r"|not (supported|permitted)",
+    re.I,
+)
+_ABOUT_PROMPTS = (400, 403, 422)  # statuses of errors that are about a prompt
 _REMEDIES = {
     401: "put a valid key into the environment variable that key_variable names",
     403: "put a key that may use this model into the environment variable that key_variable names",
@@ -160,9 +166,11 @@ class ChatServer:
                 body = self._body(messages, sampling)
                 for tries in range(self.max_retries + 1):
                     answer = await client.post("/chat/completions", cast_to=object, body=body)
-                    if (fault := _fault(answer)) is None or tries == self.max_retries:
+                    if (fault := _fault(answer)) is None:
                         break
                     self._check_taken(json.dumps(fault), index)
+                    if tries == self.max_retries:
+                        break
                     await asyncio.sleep(min(_FIRST_PAUSE_S * 2**tries, _LONGEST_PAUSE_S))
             return _rollout(answer, sampling.label_opening)
         except TooLongError:
@@ -176,7 +184,7 @@ class ChatServer:
             remedy = "start the server, or correct the url"
         except APIStatusError as error:
             got = self._quote(f"{error.status_code} with", error.response.text)
-            if error.status_code < 500:
+            if error.status_code in _ABOUT_PROMPTS:
                 self._check_taken(error.response.text, index)
             remedy = _REMEDIES.get(error.status_code, "check model, fields and max_completion_length")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -188,7 +196,10 @@ class ChatServer:
     def _check_taken(self, text: str, index: int) -> None:
         """Raise a TooLongError if a server's error is about this prompt, which no retry would change."""
         whys = {_TOO_LONG: "takes no prompt of this length", _REFUSED: "refuses a prompt by its content filter"}
-        for pattern in filter(lambda each: each.search(text), whys):
+        said = _said(text)
+        if _NO_SUCH_FIELD.search(said):
+            del whys[_REFUSED]
+        for pattern in filter(lambda each: each.search(said), whys):
             message = f"the server at {self.url} {whys[pattern]}: {self._quote('got', text)}"
             raise TooLongError(message, [index], [index] if pattern is _REFUSED else []) from None
 
@@ -196,6 +207,16 @@ class ChatServer:
         """Return the begin of a server's text, without the key that it may repeat."""
         key = self._key()
         return f"{what} {(text.replace(key, '***') if key else text)[:300]!r}"
+
+
+def _said(text: str) -> str:
+    """Return what a server says of an error, without a prompt that it may repeat."""
+    try:
+        found = json.loads(text)
+        found = found.get("error") or found
+        return " ".join(str(found[key]) for key in ("code", "type", "status", "message") if found.get(key)) or text
+    except (ValueError, AttributeError, RecursionError):
+        return text
 
 
 def _fault(answer: Any) -> Any:

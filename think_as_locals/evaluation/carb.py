@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 from rich.console import Console
 
 from think_as_locals.data import flip_sets
@@ -24,18 +24,21 @@ from think_as_locals.runtime.files import read_json, write_json, written_atomica
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, VALIDATION, DataError, Item, first_of
 
+_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
+_Count = Annotated[int, Field(ge=0, strict=True)]
+
 
 class _Figure(BaseModel):
-    n: int
-    accuracy: float
-    ci95: tuple[float, float]
+    n: _Count
+    accuracy: _Share
+    ci95: tuple[_Share, _Share]
 
 
 KEYS: Mapping[str, Any] = {
     **dict.fromkeys(("dataset", "split", "model", "protocol", "ci_method"), str),
-    **dict.fromkeys(("seed", "step", "n"), int),
-    **dict.fromkeys(("accuracy", "parse_failure"), float),
-    **dict.fromkeys(("ci95", "parse_failure_ci95"), tuple[float, float]),
+    **dict.fromkeys(("seed", "step", "n"), _Count),
+    **dict.fromkeys(("accuracy", "parse_failure"), _Share),
+    **dict.fromkeys(("ci95", "parse_failure_ci95"), tuple[_Share, _Share]),
     **dict.fromkeys(("by_position", *(f"by_{name}" for name in BREAKDOWNS)), dict[str, _Figure]),
     **dict.fromkeys(("in_format", "too_long", "faulty_rows", "flips", "baselines", "slot_bias"), dict[str, Any]),
     **dict.fromkeys(("order_consistency", "calibration"), dict[str, Any]),

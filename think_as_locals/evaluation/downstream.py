@@ -126,6 +126,7 @@ def _part_scores(
         Item(
             id=f"{row.id}#{stage}{i}",
             prompt=row.prompt,
+            turns=row.turns,
             responses=tuple(row.texts[index] for index in part),
             best=0,  # unknown, and no scorer sees it
             culture=row.culture,

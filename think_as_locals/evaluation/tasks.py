@@ -19,7 +19,7 @@ from rich.progress import Progress
 from think_as_locals.config.model_schema import SampleSection
 from think_as_locals.data.load import choose, load_side
 from think_as_locals.data.sources.blend import short_answers
-from think_as_locals.engines import Sampling
+from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.judgements import with_cultures
 from think_as_locals.evaluation.sampling import Sampler, advance, load_policy
@@ -146,7 +146,7 @@ def draw(
     engine, identity, chunk_size = load_policy(section.policy)
     with closing(engine):
         for number, sampling in enumerate(samplings(section, seed), start=1):
-            sampler = Sampler(engine, sampling, chunk_size, lambda r: r.item.messages, lambda r: r.item.prompt)
+            sampler = Sampler(engine, sampling, chunk_size, lambda r: _asked(r.item), lambda r: r.item.prompt)
             drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
             path = folder.journal(f"candidate-{number}")
             advance_bar = advance(bar, f"candidate {number} of {section.num_candidates}")
@@ -161,7 +161,7 @@ def draw(
     folder.candidates.unlink(missing_ok=True)  # of a run that was killed before the summary
     rows = (
         {
-            **{name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group")},
+            **{name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group", "turns")},
             "candidates": of_item,
             "qualities": item_scores,
             "sampled": {
@@ -174,6 +174,15 @@ def draw(
     )
     write_rows(folder.candidates, rows)
     write_json(folder.candidates_summary, summary(section, items, scores, seed))
+
+
+_ROLES = re.compile("(system )?(user assistant )*user")  # conversations that every chat template can write
+
+
+def _asked(item: Item) -> Messages:
+    """Return the messages that a policy answers."""
+    in_turns = _ROLES.fullmatch(" ".join(message["role"] for message in item.messages))
+    return item.messages if in_turns else [{"role": "user", "content": item.prompt}]
 
 
 def samplings(section: SampleSection, seed: int) -> Iterator[Sampling]:
@@ -193,7 +202,7 @@ def qualities(
     if section.scorer is None:
         return [[quality(q, text) for text in of_q] for q, of_q in zip(questions, texts, strict=True)]
     every = [(q.item, text) for q, of_q in zip(questions, texts, strict=True) for text in of_q]
-    rows = [PolicyRow(PolicyPrompt(i.prompt, i.culture, i.language), clean(text)) for i, text in every]
+    rows = [PolicyRow(PolicyPrompt(i.prompt, i.culture, i.language, i.turns), clean(text)) for i, text in every]
     with closing(load_reward_model(section.scorer, seed)) as rm:
         reward = GroupReward(rm)
         found = iter([reward.neutral if value is None else value for value, _ in reward.rewards(rows)])

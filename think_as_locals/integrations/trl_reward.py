@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from think_as_locals.reward_models.group import GroupReward, Turns, question, response
+from think_as_locals.reward_models.group import GroupReward, Turns, response
 from think_as_locals.reward_models.reward_model import RewardModel
 
 
@@ -39,8 +39,7 @@ def judge_reward(judge: str | RewardModel, **options: Any) -> Callable[..., list
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        questions, responses = list(map(question, prompts)), list(map(response, completions))
-        rewards = group_reward.score(questions, responses, culture, language, reference)
+        rewards = group_reward.score(prompts, list(map(response, completions)), culture, language, reference)
         if log_metric and rewards:
             log_metric("judge/parse_failure", rewards.count(None) / len(rewards))
         return rewards

@@ -117,7 +117,8 @@ def without_thinking(text: str) -> str:
     """
     thought, closing, after = text.partition("</think>")
     before, opening, _ = thought.partition("<think>")
-    return text if not closing or (opening and before.strip()) else after
+    quoted = before.strip() if opening else "<rubric>" in thought and "<rubric>" not in after
+    return text if not closing or quoted else after
 
 
 def _labels(num_responses: int) -> str:

@@ -23,7 +23,8 @@ RESERVED = (*SECTIONS, "question", "response")
 
 # The forms of control tokens, in a text as read: lower-case, and `｜` is `|`.
 _FORMS = {
-    "<|...|>": re.compile(r"<\|[^<>|\n]++\|>"),  # of most families, such as <|im_start|> and <｜User｜>
+    # Of most families, such as <|im_start|> and <｜User｜>; Gemma's <|turn> and <turn|>.
+    "<|...|>": re.compile(r"<\|[^<>|\n]++\|?>|<[^<>|\s]++\|>"),
     "[|...|]": re.compile(r"\[\|[^\[\]|\n]++\|\]"),  # EXAONE
     "<...1>": re.compile(r"<(?:unused|extra_id_|reserved_|placeholder)[a-z_]*+[0-9]++>"),  # Gemma's, T5's
     "[CAPS]": re.compile(r"\[/?[a-z][a-z0-9_]++\]"),  # Mistral's [INST] and [TOOL_CALLS], BERT's
@@ -33,7 +34,7 @@ CHAT_TOKENS: tuple[str, ...] = (
     *("<think>", "</think>", "<s>", "</s>", "<<SYS>>", "<</SYS>>"),  # Qwen, Llama 2
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),  # Qwen, GLM
     *("[gMASK]", "<sop>", "<eop>"),  # GLM
-    *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),  # Gemma
+    *("<bos>", "<eos>", "<pad>", "<unk>", "<start_of_turn>", "<end_of_turn>"),  # Gemma
 )
 """Control tokens of common chat formats, most as forms, neutralised if the judge's tokenizer is not known."""
 

@@ -20,6 +20,9 @@ from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol
 from think_as_locals.reward_models.reward_model import Request, RewardModel, query_all
 from think_as_locals.types import LABELS, DataError, Item, is_text
 
+Turns = Sequence[Mapping[str, Any]]
+"""Messages, in which prompts and completions of frameworks come, or else as texts."""
+
 NEUTRAL = 0.5  # the reward of a response without a rival
 _BLANK = "\u2060"  # a word joiner, in place of a blank response, which an item cannot hold
 
@@ -30,6 +33,7 @@ class PolicyPrompt(NamedTuple):
     prompt: str
     culture: str | None
     language: str
+    turns: tuple[tuple[str, str], ...] = ()  # of a conversation, as `Item.turns`
 
 
 class PolicyRow(NamedTuple):
@@ -41,7 +45,7 @@ class PolicyRow(NamedTuple):
 
 
 def policy_rows(
-    prompts: Sequence[str],
+    prompts: Sequence[str | Turns],
     responses: Sequence[str],
     cultures: Sequence[str | None] | None = None,
     languages: Sequence[str | None] | None = None,
@@ -49,8 +53,10 @@ def policy_rows(
 ) -> list[PolicyRow]:
     """Return checked rows from the columns of a batch; a DataError names the row and the column."""
     unknown = [None] * len(prompts)
-    columns: dict[str, Sequence[str | None]] = {
-        "prompts": prompts,
+    conversations = [prompt if isinstance(prompt, list | tuple) else [] for prompt in prompts]
+    texts = [question(prompt) if isinstance(prompt, list | tuple) else prompt for prompt in prompts]
+    columns: dict[str, Sequence[Any]] = {
+        "prompts": texts,
         "responses": responses,
         "cultures": unknown if cultures is None else cultures,
         "languages": unknown if languages is None else languages,
@@ -67,7 +73,8 @@ def policy_rows(
         for name, value in (("response", response), ("reference", reference)):
             if not isinstance(value, str) and (value is not None or name == "response"):
                 raise DataError(f"row {row}: {name} must be a string, got {value!r}")
-        policy_prompt = PolicyPrompt(str(prompt), culture, language or "und")
+        turns = tuple((str(turn.get("role")), _text(turn)) for turn in conversations[row])
+        policy_prompt = PolicyPrompt(str(prompt), culture, language or "und", turns if len(turns) > 1 else ())
         rows.append(PolicyRow(policy_prompt, clean(str(response)), clean(reference or "")))
     return rows
 
@@ -120,7 +127,7 @@ class GroupReward:
 
     def score(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Turns],
         responses: Sequence[str],
         cultures: Sequence[str | None] | None = None,
         languages: Sequence[str | None] | None = None,
@@ -129,7 +136,7 @@ class GroupReward:
         """Return one reward for each row of the columns; `None` without one.
 
         Args:
-            prompts: The user's prompts.
+            prompts: The user's prompts, as texts or as messages.
             responses: The policy's responses.
             cultures: ISO 3166 codes; `None`, for all or one, if unknown.
             languages: BCP-47 tags of the prompts; `None` if unknown.
@@ -216,10 +223,6 @@ def item_of(prompt: PolicyPrompt, texts: Sequence[str]) -> Item:
     """Return an item of responses to a prompt; which of them is the best is unknown, and `best` means nothing."""
     fields = prompt._asdict()
     return Item(id="policy", responses=tuple(texts), best=0, domain="policy", group="policy", source="policy", **fields)
-
-
-# Prompts and completions of frameworks come as texts or as messages.
-Turns = Sequence[Mapping[str, Any]]
 
 
 def question(prompt: str | Turns) -> str:

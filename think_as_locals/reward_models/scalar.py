@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import logging
 import math
 import warnings
@@ -13,11 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pickle import UnpicklingError
 from types import MappingProxyType
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 
@@ -37,6 +38,7 @@ from think_as_locals.reward_models.reward_model import (
     margin,
     query_all,
 )
+from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.model_files import model_file, reading_model
 from think_as_locals.types import LABELS, DataWarning, Item, Judgement, ModelError, TooLongError, first_of
 
@@ -118,12 +120,17 @@ class BatchScorer(ResponseScorer):
         ]
 
     def _prompt(self, item: Item) -> Messages:
-        """Return the prompt in its turns, or if the template refuses their order, as one of the user."""
+        """Return the prompt in its turns, or if the template refuses their order or drops one, as one of the user."""
         if item.turns:
             try:
-                self.chat.text([*item.messages, {"role": "assistant", "content": ""}], add_generation_prompt=False)
+                answered = [*item.messages, {"role": "assistant", "content": ""}]
+                text = self.chat.text(answered, add_generation_prompt=False)
+                kept = all(told.strip() in text for role, told in item.turns if role == "system")
+                refused = "" if kept else f"{self.path} leaves out a system turn"
             except ModelError as error:
-                message = f"conversations whose turns a chat template refuses are one turn there: {error}"
+                refused = str(error)
+            if refused:
+                message = f"conversations whose turns a chat template does not take are one turn there: {refused}"
                 warnings.warn(message, DataWarning, stacklevel=2)
                 return [{"role": "user", "content": item.prompt}]
         return item.messages
@@ -364,16 +371,21 @@ def _stored_head(path: str, revision: str | None) -> tuple[str, int | None]:
     """
     for weights, name in product(("model.safetensors", "pytorch_model.bin"), ("score", "value_head")):
         key, index = f"{name}.weight", model_file(path, f"{weights}.index.json", revision)
-        shard = json.loads(index.read_bytes())["weight_map"].get(key) if index else weights
-        file = model_file(path, shard, revision) if shard else None
-        if file is not None and file.suffix == ".bin":
-            stored = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-            if key in stored:
-                return name, len(stored[key])
-        elif file is not None:
-            with safe_open(file, "pt") as tensors:
-                if key in tensors.keys():  # noqa: SIM118
-                    return name, tensors.get_slice(key).get_shape()[0]
+        shard = read_json(index).get("weight_map", {}).get(key) if index else weights
+        file = model_file(path, str(shard), revision) if shard else None
+        if file is None:
+            continue
+        try:
+            if file.suffix == ".bin":
+                stored = torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
+                shape = stored[key].shape if key in stored else None
+            else:
+                with safe_open(file, "pt") as tensors:
+                    shape = tensors.get_slice(key).get_shape() if key in tensors.keys() else None  # noqa: SIM118
+        except (SafetensorError, RuntimeError, UnpicklingError, EOFError, TypeError) as error:
+            raise ModelError(f"{file}: damaged, or no weights ({error}): download it again") from error
+        if shape is not None:
+            return name, shape[0]
     return "score", None
 
 

@@ -54,6 +54,7 @@ class JudgeItem(Message):
     group: Any = None
     source: Any = None
     origins: Any = None
+    turns: Any = None
 
     @field_validator("culture")
     @classmethod

@@ -157,6 +157,7 @@ ASKED, RICE, TOAST = (
     {"role": role, "content": text}
     for role, text in (("user", PAIR["prompt"]), ("assistant", "Rice."), ("assistant", "Toast."))
 )
+SYSTEM = {"role": "system", "content": "Be kind."}
 MORE = [ASKED, RICE, {"role": "user", "content": "And in winter?"}]
 
 
@@ -166,13 +167,22 @@ MORE = [ASKED, RICE, {"role": "user", "content": "And in winter?"}]
         ({"prompt": [ASKED], "chosen": [RICE], "rejected": [TOAST]}, PAIR["prompt"]),
         ({"chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, PAIR["prompt"]),
         ({"prompt": PAIR["prompt"], "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, PAIR["prompt"]),
+        ({"prompt": f"{PAIR['prompt']} \n", "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, PAIR["prompt"]),
         ({"prompt": "Hi", "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, f"user: Hi\n\nuser: {PAIR['prompt']}"),
+        (
+            {"prompt": [SYSTEM, ASKED], "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]},
+            f"system: Be kind.\n\nuser: {PAIR['prompt']}",
+        ),
+        (
+            {"prompt": [ASKED], "chosen": [RICE, ASKED, RICE], "rejected": [RICE, ASKED, TOAST]},
+            f"user: {PAIR['prompt']}\n\nassistant: Rice.\n\nuser: {PAIR['prompt']}",
+        ),
         (
             {"prompt": PAIR["prompt"], "chosen": [*MORE, RICE], "rejected": [*MORE, TOAST]},
             f"user: {PAIR['prompt']}\n\nassistant: Rice.\n\nuser: And in winter?",
         ),
     ],
-    ids=["explicit prompt", "implicit prompt", "ultrafeedback", "another prompt before", "several turns"],
+    ids=["explicit", "implicit", "ultrafeedback", "spaces", "another before", "system before", "repeated", "several"],
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_trl_conversations_become_prompt_and_responses(
@@ -228,6 +238,9 @@ def test_text_parts_are_joined(tmp_path: Path) -> None:
         other = "Toast." if chosen is parts else [ASKED, TOAST]
         (item,) = outcome(tmp_path, "rows", PAIR | {"chosen": chosen, "rejected": other}).items
         assert (item.prompt, item.responses) == (PAIR["prompt"], ("Rice.", "Toast."))
+    path = write(tmp_path / "parts.csv", [PAIR | {"chosen": json.dumps(parts), "rejected": "Toast."}])
+    (item,) = read(data_section(source="rows", path=str(path)))
+    assert item.responses == ("Rice.", "Toast.")
     row = {"prompt": [{"type": "text", "text": "Br"}, {"type": "text", "text": "eakfast?"}], "chosen": parts}
     (item,) = outcome(tmp_path, "rows", row | {"rejected": [{"type": "text", "text": "Toast."}]}).items
     assert (item.prompt, item.responses) == ("Breakfast?", ("Rice.", "Toast."))

@@ -97,7 +97,12 @@ def test_turns_survive_a_round_trip(tmp_path: Path) -> None:
 
 def test_equal_wrong_responses_are_one(tmp_path: Path) -> None:
     (item,) = jsonl.read(write_lines(tmp_path, ROW | {"responses": ["one", "two", "one"], "best": 1}))
-    assert (item.responses, item.best) == (("two", "one"), 0)
+    assert (item.responses, item.best) == (("one", "two"), 1)
+    with_origins = ROW | {"responses": ["one", "two", "one"], "best": 1, "origins": ["JP", "TH", "EG"]}
+    (item,) = jsonl.read(write_lines(tmp_path, with_origins))
+    assert (item.responses, item.origins) == (("one", "two"), ("JP", "TH"))
+    with pytest.raises(DataError, match="responses must be distinct"):  # indices of all would be wrong
+        jsonl.query_item({"prompt": "p", "responses": ["x", "b", "b", "c"], "culture": None})
 
 
 def test_read_skips_blank_lines_and_yields_rows_before_an_error(tmp_path: Path) -> None:

@@ -32,7 +32,21 @@ from think_as_locals.data.rows import Fault, Row, unpack
 from think_as_locals.types import LABELS, Item, join_turns, shown
 
 _LETTERS = LABELS.lower()
-_TIES = ("tie", "draw", "both", "neither", "same", "tie (bothbad)", "both_bad", "bothbad", "both_good", "a=b")
+_TIES = (
+    "tie",
+    "draw",
+    "both",
+    "neither",
+    "same",
+    "tie (bothbad)",
+    "both_bad",
+    "bothbad",
+    "both_good",
+    "bothgood",
+    "both good",
+    "both bad",
+    "a=b",
+)
 _BEFORE_LABEL = ("response_", "answer_", "output_", "model_")
 _NAMES: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt",),
@@ -190,8 +204,8 @@ def _without_turns(values: dict[str, Any]) -> dict[str, Any]:
     A conversation is a list of messages, or a text of them as in HH (arXiv 2204.05862). What follows the first turn in
     which they differ is a response, with further turns as "role: content". The turns continue a prompt of its own.
     """
-    prompt = _turns(values.get("prompt"), "user")
-    values = values | ({"prompt": prompt} if prompt else {})
+    if prompt := _turns(values.get("prompt"), "user"):
+        values = values | {"prompt": prompt}
     fields = ["responses"] if "responses" in values else ["chosen", "rejected"]
     given = values["responses"] if "responses" in values else [values.get(field) for field in fields]
     conversations = [_turns(each, "assistant") for each in given] if isinstance(given, list) else []
@@ -207,28 +221,41 @@ def _without_turns(values: dict[str, Any]) -> dict[str, Any]:
     if any(rest[0]["role"] != "assistant" for rest in rests):
         return values  # they answer different prompts, a fault
     texts = ["\n\n".join([rest[0]["content"], *(f"{t['role']}: {t['content']}" for t in rest[1:])]) for rest in rests]
-    turns = conversations[0][:shared]
-    if isinstance(text := values.get("prompt"), str):
-        prompt = [{"role": "user", "content": text}]
-    if turns:  # of which some data repeat the first, or the user's, as the prompt
-        values["prompt"] = turns if all(turn in turns for turn in prompt) else prompt + turns
+    if turns := conversations[0][:shared]:
+        values["prompt"] = _continued(values.get("prompt"), turns)
     return values | dict(zip(fields, [texts] if fields == ["responses"] else texts, strict=True))
 
 
 _HH_TURN = re.compile(r"(?:\A|\n\n)\s*(Human|Assistant):")
 
 
+def _continued(prompt: Any, turns: list[dict[str, str]]) -> Any:
+    """Return a prompt with the turns that continue it; some data repeat its end, or all of it, as their beginning."""
+    before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}] if prompt else []
+    if not all(isinstance(turn, Mapping) and "role" in turn for turn in before):
+        return prompt
+    asked, told = ([(turn["role"], str(turn.get("content")).strip()) for turn in each] for each in (before, turns))
+    starts = range(len(told) - len(asked) + 1)
+    is_part = any(told[i : i + len(asked)] == asked for i in starts if asked)
+    if told[0][0] != "assistant" and (is_part or str(prompt).strip() == join_turns(told)):
+        return turns
+    overlap = next((k for k in range(len(told), 0, -1) if asked[-k:] == told[:k]), 0)
+    return [*before, *turns[overlap:]]
+
+
 def _turns(value: Any, last: str) -> list[dict[str, str]]:
     """Return the messages of a conversation, the last by this role; none of any other value.
 
-    In HH a prompt ends with "Assistant:".
+    In HH a prompt ends with "Assistant:", or at least begins after an empty line.
     """
     if isinstance(value, str) and value.lstrip().startswith("Human:"):
         _, *parts = _HH_TURN.split(value)
         roles = {"Human": "user", "Assistant": "assistant"}
         pairs = zip(parts[::2], parts[1::2], strict=True)
         turns = [{"role": roles[name], "content": text.strip()} for name, text in pairs]
-        if last == "user" and turns.pop() != {"role": "assistant", "content": ""}:
+        if last == "user" and turns[-1] == {"role": "assistant", "content": ""}:
+            turns.pop()
+        elif last == "user" and not value.startswith("\n\nHuman:"):
             return []
     else:
         found = unpack(value)

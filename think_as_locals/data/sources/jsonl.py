@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from think_as_locals.data.fields import Text, best_first
+from think_as_locals.data.fields import Text
 from think_as_locals.data.languages import culture_fault
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, valid_items
 from think_as_locals.runtime.files import json_line, write_rows
@@ -47,8 +47,8 @@ def read(path: Path) -> Iterator[Item]:
     return valid_items(mark_repeats(Outcome.of(row, items) for row in read_rows(str(path))))
 
 
-def items(row: Row) -> Iterator[Item | Fault]:
-    """Yield the item of a row."""
+def items(row: Row, merge: bool = True) -> Iterator[Item | Fault]:
+    """Yield the item of a row; worse responses of the same text are one, unless the indices of all matter."""
     item = None
     if isinstance(row.value, dict) and isinstance(row.value.get("responses"), list):
         # Most rows are valid, and `Item` checks them in a fifth of the time.
@@ -56,17 +56,22 @@ def items(row: Row) -> Iterator[Item | Fault]:
             item = None if "turns" in row.value else Item(**row.value)
     if item is None:
         fields = _ItemRow.model_validate(row.value).model_dump()
-        responses, best = fields.pop("responses"), fields.pop("best")
-        wrong = [text for i, text in enumerate(responses) if i != best]
-        if 0 <= best < len(responses) and len({*wrong}) < len(wrong) and not fields["origins"]:
-            item = best_first(responses[best], wrong, **fields)
-        else:
-            item = Item(responses=responses, best=best, **fields)
+        if fields["turns"] and join_turns(fields["turns"]) != fields["prompt"]:
+            yield Fault("turns", "prompt is not the text of its turns (`role: content`, an empty line between)")
+        item = Item(**(_without_repeats(fields) if merge else fields))
     if item.culture and (fault := culture_fault(item.culture)):
         yield Fault("unknown_culture", f"culture {item.culture!r}: {fault}")
-    if item.turns and join_turns(item.turns) != item.prompt:
-        yield Fault("turns", "prompt is not the text of its turns (`role: content`, an empty line between)")
     yield item
+
+
+def _without_repeats(fields: dict[str, Any]) -> dict[str, Any]:
+    texts, origins, best = fields["responses"], fields["origins"], fields["best"]
+    right = texts[best] if 0 <= best < len(texts) else None
+    kept = [i for i, text in enumerate(texts) if text == right or text not in texts[:i]]
+    if right is None or len(kept) == len(texts) or len(origins) not in (0, len(texts)):
+        return fields
+    parts = {name: [fields[name][i] for i in kept] for name in ("responses", "origins") if fields[name]}
+    return {**fields, **parts, "best": kept.index(best)}
 
 
 def query_items(row: Row, defaults: Mapping[str, Any]) -> Iterator[Item | Fault]:
@@ -75,7 +80,7 @@ def query_items(row: Row, defaults: Mapping[str, Any]) -> Iterator[Item | Fault]
         given = {name: value for name, value in row.value.items() if value is not None or name == "culture"}
         needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **defaults}
         row = row._replace(value=needed | given)
-    return items(row)
+    return items(row, merge=False)
 
 
 def query_item(value: Mapping[str, Any], number: int = 1, place: str = "items") -> Item:
@@ -87,9 +92,14 @@ def query_item(value: Mapping[str, Any], number: int = 1, place: str = "items") 
 
 def write(items: Iterable[Item], path: Path) -> int:
     """Write items to a new file, as a whole or not at all, and return their number."""
-    return write_rows(path, map(dataclasses.asdict, items))
+    return write_rows(path, map(_fields, items))
 
 
 def line(item: Item) -> str:
     """Return an item as a line of JSON."""
-    return json_line(dataclasses.asdict(item))
+    return json_line(_fields(item))
+
+
+def _fields(item: Item) -> dict[str, Any]:
+    fields = dataclasses.asdict(item)
+    return fields if item.turns else {name: value for name, value in fields.items() if name != "turns"}
