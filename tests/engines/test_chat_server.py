@@ -223,6 +223,7 @@ def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, answer: 
         ({"message": "Requires moderation", "metadata": {"flagged_input": "I got an invalid argument"}}, 1),  # echoed
         ({"message": "unsupported field content_filter"}, 0),
         ({"message": "Unrecognized request argument supplied: moderation_level"}, 0),
+        ({"message": "It is not permitted by our content policy"}, 1),
     ],
 )
 def test_content_filters_of_hosted_models_are_known(loopback: Loopback, error: dict[str, str], refused: int) -> None:

@@ -41,7 +41,7 @@ _REFUSED = re.compile(
 """Error texts of hosted models whose content filter refuses a prompt (OpenAI, Azure, Gemini, Qwen, DeepSeek, GLM)."""
 _NO_SUCH_FIELD = re.compile(
     r"(unknown|unrecognized|unsupported|invalid|unexpected) (request )?(parameter|argument|field|name|value)"
-    r"|not (supported|permitted)",
+    r"|parameter.{0,60} not supported|inputs are not permitted",
     re.I,
 )
 _ABOUT_PROMPTS = (400, 403, 422)  # statuses of errors that are about a prompt
