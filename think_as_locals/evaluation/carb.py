@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from rich.console import Console
 
 from think_as_locals.data import flip_sets
@@ -24,28 +24,44 @@ from think_as_locals.runtime.files import read_json, write_json, written_atomica
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, VALIDATION, DataError, Item, first_of
 
-_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
+_Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+_Share = Annotated[_Number, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0, strict=True)]
 
 
-class _Figure(BaseModel):
+class _Part(BaseModel):
+    """Figures by name, and parts of the same kind."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, _Part | _Number | str | list[Any] | None]
+    n: _Count = 0
+    accuracy: _Share = 0
+    share: _Share = 0
+    ci95: tuple[_Number, _Number] = (0, 0)
+
+
+class _Section(_Part):
     n: _Count
+
+
+class _Figure(_Section):
     accuracy: _Share
-    ci95: tuple[_Share, _Share]
+    ci95: tuple[_Number, _Number]
 
 
 KEYS: Mapping[str, Any] = {
     **dict.fromkeys(("dataset", "split", "model", "protocol", "ci_method"), str),
     **dict.fromkeys(("seed", "step", "n"), _Count),
     **dict.fromkeys(("accuracy", "parse_failure"), _Share),
-    **dict.fromkeys(("ci95", "parse_failure_ci95"), tuple[_Share, _Share]),
-    **dict.fromkeys(("by_position", *(f"by_{name}" for name in BREAKDOWNS)), dict[str, _Figure]),
-    **dict.fromkeys(("in_format", "too_long", "faulty_rows", "flips", "baselines", "slot_bias"), dict[str, Any]),
-    **dict.fromkeys(("order_consistency", "calibration"), dict[str, Any]),
+    **dict.fromkeys(("ci95", "parse_failure_ci95"), tuple[_Number, _Number]),
+    **dict.fromkeys(("by_position", "baselines", *(f"by_{name}" for name in BREAKDOWNS)), dict[str, _Figure]),
+    **dict.fromkeys(("in_format", "faulty_rows", "flips", "order_consistency", "calibration"), _Section),
+    "slot_bias": dict[str, _Section],
+    "too_long": dict[str, list[str]],
     "macro": _Figure,
 }
 """The keys of a CARB file that a report needs, with their types."""
-_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in KEYS.items()}
+_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in KEYS.items()} | {"trained_on": (_Part | None, None)}
 _File: type[BaseModel] = create_model("_File", **_FIELDS)
 
 
