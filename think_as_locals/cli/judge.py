@@ -152,7 +152,8 @@ def _loaded_reader(model: str, backend: Any, max_tokens: int | None) -> Iterator
     quiet_transformers()
     config = model_file(model, "config.json")
     settings = read_json(config) if config else {}  # an adapter alone has none
-    classifies = any(name.endswith("ForSequenceClassification") for name in settings.get("architectures") or [])
+    heads = ("ForSequenceClassification", "RewardModel")  # the latter as OpenRLHF calls its own
+    classifies = any(name.endswith(heads) for name in settings.get("architectures") or [])
     if classifies or architecture(settings):
         if backend != "transformers":
             raise ConfigError(f"--backend {backend}: {model} is a scalar reward model, which only transformers loads")
