@@ -304,9 +304,12 @@ def test_read_results_takes_macro_accuracy_from_an_evaluation(tmp_path: Path) ->
         {"order_consistency": {"n": "0.5"}},
         {"faulty_rows": {}},
     ]
+    wrong += [{"slot_bias": {"A": {"n": 3}}}, {"in_format": {"n": 1}}, {"calibration": {"n": 1}}]
     for changes in wrong:
         (tmp_path / "carb/mine.json").write_text(json.dumps(summary | changes))
-        with pytest.raises(DataError, match=rf"carb/mine\.json: not a CARB file: {next(iter(changes))}"):
+        with pytest.raises(
+            DataError, match=rf"carb/mine\.json: not a CARB file: (it lacks )?({next(iter(changes))}|A\.)"
+        ):
             read_results(tmp_path)
     (tmp_path / "carb/mine.json").write_text(json.dumps(summary))
     assert read_results(tmp_path) == [Result("mine", 0.25, 3.5, benchmark="mine.jsonl")]

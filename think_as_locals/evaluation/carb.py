@@ -61,6 +61,15 @@ KEYS: Mapping[str, Any] = {
     "macro": _Figure,
 }
 """The keys of a CARB file that a report needs, with their types."""
+_WITH_ITEMS = {  # what sections have as well, if they are about any item
+    "in_format": ("share", "ci95"),
+    "flips": ("accuracy", "ci95"),
+    "order_consistency": ("consistent", "ci95", "all_right"),
+    "calibration": (
+        *("accuracy", "ci95", "confidence", "ece", "ece_ci95", "ece_calibrated"),
+        *("brier", "brier_ci95", "brier_constant"),
+    ),
+}
 _FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in KEYS.items()} | {"trained_on": (_Part | None, None)}
 _File: type[BaseModel] = create_model("_File", **_FIELDS)
 
@@ -247,6 +256,12 @@ def read(path: Path) -> dict[str, Any]:
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise DataError(f"{path}: not a CARB file: {first_of(faults, 5, '; ')}; measure again") from error
+    parts = {**{name: summary[name] for name in _WITH_ITEMS}, **summary["slot_bias"]}
+    needed = _WITH_ITEMS | dict.fromkeys(summary["slot_bias"], ("chosen", "best", "bias", "ci95"))
+    if lacks := [
+        f"{name}.{key}" for name, part in parts.items() for key in needed[name] if part["n"] and key not in part
+    ]:
+        raise DataError(f"{path}: not a CARB file: it lacks {', '.join(lacks)}; measure again")
     return summary
 
 
