@@ -39,7 +39,7 @@ from think_as_locals.reward_models.reward_model import (
     query_all,
 )
 from think_as_locals.runtime.files import read_json
-from think_as_locals.runtime.model_files import model_file, reading_model
+from think_as_locals.runtime.model_files import files_fault, model_file, reading_model
 from think_as_locals.types import LABELS, DataWarning, Item, Judgement, ModelError, TooLongError, first_of
 
 _logger = logging.getLogger(__name__)
@@ -383,7 +383,8 @@ def _stored_head(path: str, revision: str | None) -> tuple[str, int | None]:
                 with safe_open(file, "pt") as tensors:
                     shape = tensors.get_slice(key).get_shape() if key in tensors.keys() else None  # noqa: SIM118
         except (SafetensorError, RuntimeError, UnpicklingError, EOFError, TypeError) as error:
-            raise ModelError(f"{file}: damaged, or no weights ({error}): download it again") from error
+            fault = files_fault(file.parent) or f"{file}: damaged, or no weights ({error}): download it again"
+            raise ModelError(fault) from error
         if shape is not None:
             return name, shape[0]
     return "score", None
