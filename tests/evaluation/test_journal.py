@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from evaluation.answering import ITEMS, Hashing, main
+from items import make_item
 
 from think_as_locals.evaluation.journal import (
     AnswerCollector,
@@ -198,3 +199,11 @@ def test_measurement_killed_twenty_times_gives_the_same_bytes(tmp_path: Path, ch
         assert lines[0] == lines[1]
     keys = [json.loads(line)["key"] for line in (disturbed / "answers.jsonl").read_bytes().splitlines()[1:]]
     assert len(keys) == len(set(keys)) == REQUESTS
+
+
+def test_conversation_and_a_text_that_looks_like_it_have_answers_of_their_own() -> None:
+    text = make_item(prompt="user: Hi\n\nassistant: Hello\n\nuser: ?")
+    turns = replace(text, turns=(("user", "Hi"), ("assistant", "Hello"), ("user", "?")))
+    for key in (by_request, by_response):
+        assert key(Request(text, (0,))) != key(Request(turns, (0,)))
+    assert by_response(Request(turns, (0,))) == content_key(turns.turns, turns.responses[0])

@@ -79,7 +79,7 @@ def _as_list(value: Any) -> Any:
     value = _join_parts(value)
     if not isinstance(value, str):
         return value
-    found = _join_parts(unpack(value))
+    found = unpack(value)
     if isinstance(found, list):
         found = [_join_parts(each) for each in found]
     if isinstance(found, list) and (not found or any(isinstance(each, str) for each in found)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ _NOT_OF_A_TEMPLATE |= {"add_generation_prompt", "continue_final_message"}
 _CHECK_CHUNK = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
 
 Messages = list[dict[str, str]]
+EVERY_TEMPLATE = re.compile("(system )?(user assistant )*user")
+"""The orders of roles that every chat template can write."""
 Sampled = Iterator[tuple[int, Rollout]]  # the index of a conversation and its rollout, in any order
 Backend = Literal["transformers", "vllm"]
 

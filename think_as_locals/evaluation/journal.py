@@ -41,16 +41,17 @@ _SHOW_EVERY = 0.1  # seconds
 def by_request(request: Request) -> str:
     """Return a key that depends on everything that the answer to a request may depend on."""
     item = request.item
-    return _digest([item.id, item.prompt, *item.responses, item.culture, item.language, request.order])
+    asked = item.turns or item.prompt
+    return _digest([item.id, asked, *item.responses, item.culture, item.language, request.order])
 
 
 def by_response(request: Request) -> str:
     """Return a key for a request to score one response, which depends only on the prompt and this response."""
-    return content_key(request.item.prompt, request.responses[0])
+    return content_key(request.item.turns or request.item.prompt, request.responses[0])
 
 
-def content_key(prompt: str, response: str) -> str:
-    """Return the key of a response to a prompt."""
+def content_key(prompt: str | Sequence[Sequence[str]], response: str) -> str:
+    """Return the key of a response to a prompt, a text or turns."""
     return _digest([prompt, response])
 
 

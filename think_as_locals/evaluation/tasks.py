@@ -20,6 +20,7 @@ from think_as_locals.config.model_schema import SampleSection
 from think_as_locals.data.load import choose, load_side
 from think_as_locals.data.sources.blend import short_answers
 from think_as_locals.engines import Messages, Sampling
+from think_as_locals.engines.engine import EVERY_TEMPLATE
 from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.judgements import with_cultures
 from think_as_locals.evaluation.sampling import Sampler, advance, load_policy
@@ -176,12 +177,9 @@ def draw(
     write_json(folder.candidates_summary, summary(section, items, scores, seed))
 
 
-_ROLES = re.compile("(system )?(user assistant )*user")  # conversations that every chat template can write
-
-
 def _asked(item: Item) -> Messages:
     """Return the messages that a policy answers."""
-    in_turns = _ROLES.fullmatch(" ".join(message["role"] for message in item.messages))
+    in_turns = EVERY_TEMPLATE.fullmatch(" ".join(message["role"] for message in item.messages))
     return item.messages if in_turns else [{"role": "user", "content": item.prompt}]
 
 

@@ -37,7 +37,8 @@ Scores = dict[str, float]
 def pair_keys(item: Item) -> tuple[str, str]:
     """Return the keys in `Scores` of a pair's chosen and rejected response."""
     best, other = item.responses[item.best], item.responses[1 - item.best]
-    return content_key(item.prompt, best), content_key(item.prompt, other)
+    asked = item.turns or item.prompt
+    return content_key(asked, best), content_key(asked, other)
 
 
 def response_requests(items: Sequence[Item], questions: Sequence[OpinionQuestion] = ()) -> list[Request]:

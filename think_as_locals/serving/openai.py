@@ -9,7 +9,6 @@ does; other options that would change them are refused.
 from __future__ import annotations
 
 import random
-import re
 import time
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -21,13 +20,11 @@ from pydantic import Field, PositiveInt, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from think_as_locals.config.schema import Seed
-from think_as_locals.engines.engine import Messages, Sampling, sample_all
+from think_as_locals.engines.engine import EVERY_TEMPLATE, Messages, Sampling, sample_all
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.reward_model import combine
 from think_as_locals.serving.messages import JudgeItem, Message, invalid
 from think_as_locals.types import Item, Rollout, shown
-
-_ROLES = re.compile("(system )?(user assistant )*user")  # conversations that every chat template can write
 
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[float, Field(ge=1, le=1)]
@@ -137,7 +134,7 @@ def _item(messages: list[ChatMessage]) -> Item | None:
 
 def _conversation(messages: list[ChatMessage], special_tokens: tuple[str, ...]) -> Messages:
     """Return messages for an engine, unless they hold control tokens, which only a chat template may write."""
-    if not _ROLES.fullmatch(" ".join(message.role for message in messages)):
+    if not EVERY_TEMPLATE.fullmatch(" ".join(message.role for message in messages)):
         raise invalid("expected a system message or none, then user and assistant in turns", "messages")
     for i, message in enumerate(messages):
         if token := next((token for token in special_tokens if len(token.strip()) > 1 and token in message.text), None):

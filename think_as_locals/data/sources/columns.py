@@ -33,19 +33,8 @@ from think_as_locals.types import LABELS, Item, join_turns, shown
 
 _LETTERS = LABELS.lower()
 _TIES = (
-    "tie",
-    "draw",
-    "both",
-    "neither",
-    "same",
-    "tie (bothbad)",
-    "both_bad",
-    "bothbad",
-    "both_good",
-    "bothgood",
-    "both good",
-    "both bad",
-    "a=b",
+    *("tie", "draw", "both", "neither", "same", "a=b", "tie (bothbad)"),
+    *("both_bad", "bothbad", "both bad", "both_good", "bothgood", "both good"),
 )
 _BEFORE_LABEL = ("response_", "answer_", "output_", "model_")
 _NAMES: dict[str, tuple[str, ...]] = {
