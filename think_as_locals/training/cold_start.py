@@ -31,7 +31,6 @@ from think_as_locals.judging.prompt import culture_name, shuffled_order
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import LazyDataset, adapter_config, trl_arguments
-from think_as_locals.training.lm_heads import lean_heads
 from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
 
 TRACKED_PART = "-sft"  # behind the name of the run, in trackers
@@ -66,11 +65,6 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
             processing_class=tokenizer,
             peft_config=adapter_config(config, sft),
         )
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return TRL's loss."""
-        with lean_heads(self.accelerator.unwrap_model(self.model)):
-            return super().compute_loss(model, inputs, *args, **kwargs)
 
 
 class DemonstrationDataset(LazyDataset):

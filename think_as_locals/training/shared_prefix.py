@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
-from trl.trainer.utils import nanmax, nanmin
+from trl.trainer.utils import add_fused_lm_head, nanmax, nanmin
 
 from think_as_locals.engines import packed_passes, packing, shared_layers
 from think_as_locals.runtime.ranks import uses_deepspeed
-from think_as_locals.training.lm_heads import float32_heads, lean_heads, linear_in_float32
 from think_as_locals.training.micro_batches import micro_batches, passes, rows_of
 
 _logger = logging.getLogger(__name__)
@@ -60,8 +59,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         max_tokens: int | None = None,
         **kwargs: Any,
     ) -> None:
-        with float32_heads() if float32_head else nullcontext():
-            super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs)
         self._scores_rubrics = scores_rubrics
         self._max_tokens = max_tokens
         self._old_log_probs: list[Tensor] | None = None
@@ -71,8 +69,13 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
-        if float32_head and type(head := bare[0].get_output_embeddings()) is nn.Linear:
-            head.forward = partial(linear_in_float32, head)  # type: ignore[method-assign]
+        if float32_head:
+            # TRL's `cast_lm_head_to_fp32` also converts the weights, which FSDP2 refuses beside others in bfloat16, and
+            # fails with PEFT and tied embeddings.
+            for model, outputs in zip(bare, (("log_probs", "entropy"), ("log_probs",)), strict=False):
+                add_fused_lm_head(model, self.temperature, cast_lm_head_to_fp32=True, outputs=outputs)
+            if type(head := bare[0].get_output_embeddings()) is nn.Linear:
+                head.forward = partial(_linear_in_float32, head)  # type: ignore[method-assign]
         for model in bare:
             packed_passes.pass_positions(model)
             if self.args.disable_dropout:
@@ -261,7 +264,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         if idle:
             prompts = completions = [ids[0, -1:]]
         packed = packing.pack(prompts, completions)
-        with self.accelerator.autocast(), lean_heads(self.accelerator.unwrap_model(self.model)):
+        with self.accelerator.autocast():
             values, entropy = packed_passes.log_probs(model, packed)
         shape = (len(ids), num_labels)
         if idle:
@@ -364,3 +367,10 @@ def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | N
     if trainer.aux_loss_enabled:
         return "the router's auxiliary loss counts padding; set grpo.router_aux_loss_coef=0"
     return None
+
+
+def _linear_in_float32(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """Return a head's logits, computed in float32 even under autocast."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        bias = None if head.bias is None else head.bias.float()
+        return nn.functional.linear(hidden.float(), head.weight.float(), bias)
