@@ -1,12 +1,11 @@
-"""inspect-ai: CARB as a task, and a judge as a scorer of any task; with inspect's models, logs and statistics.
+"""inspect-ai: CARB as a task, with inspect's models, logs and statistics.
 
-Items, prompt, order of responses and parser are ours; the judge is an inspect model with the role `judge`, without
-torch. Standard errors are inspect's, by question group; `tal` has baselines, and intervals that hold with few groups.
+Items, prompt, order of responses and parser are ours, without torch. Standard errors are inspect's, by question group;
+`tal` has baselines, and intervals that hold with few groups.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from inspect_ai import Task, task
@@ -16,7 +15,6 @@ from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import Metric, Score, Scorer, Target, accuracy, grouped, stderr
 from inspect_ai.solver import TaskState, generate
-from inspect_ai.util import collect
 
 from think_as_locals.config.checks import load_data_config
 from think_as_locals.config.compose import quoted
@@ -24,12 +22,11 @@ from think_as_locals.data import load, read
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.judging import CHAT_TOKENS, prompt_format, render_presented, shuffle_responses
-from think_as_locals.reward_models.group import NEUTRAL, item_of, policy_rows, question, won_shares
 from think_as_locals.reward_models.judge import JudgeSettings
-from think_as_locals.reward_models.protocols import LISTWISE, ROUND_ROBIN
+from think_as_locals.reward_models.protocols import LISTWISE
 from think_as_locals.types import LABELS, ConfigError, Judgement, ServerError
 
-__all__ = ["carb", "judge_duel"]  # what inspect finds under `think_as_locals/`
+__all__ = ["carb"]  # what inspect finds under `think_as_locals/`
 
 _DEFAULTS = JudgeSettings()
 
@@ -58,12 +55,14 @@ def carb(
     config = load_data_config(overrides)
     found = load(config.data, config.seed).test if items == "test" else tuple(read(config.data, config.seed))
     LISTWISE.format(prompt)
+    roles = {"system": models.ChatMessageSystem, "user": models.ChatMessageUser}
     samples = []
     for item in select(found, max_items, BREAKDOWNS["cell"]):
         presented = shuffle_responses(item, config.seed)
         metadata = {"group": item.group, "prompt": prompt, "num_responses": len(item.responses)}
         metadata |= {name: BREAKDOWNS[name](item) for name in ("culture", "domain", "language", "cell")}
-        messages = _chat(render_presented(item, presented.responses, prompt, CHAT_TOKENS))
+        rendered = render_presented(item, presented.responses, prompt, CHAT_TOKENS)
+        messages = [roles[message["role"]](content=message["content"]) for message in rendered]
         samples.append(Sample(id=item.id, input=messages, target=LABELS[presented.best], metadata=metadata))
     scorers = [correct(), in_format(), parse_failure()]
     return Task(dataset=MemoryDataset(samples, name=data), solver=generate(), scorer=scorers)
@@ -128,48 +127,6 @@ def parse_failure() -> Scorer:
 def _judgement(state: TaskState) -> Judgement:
     answer_format = prompt_format(state.metadata["prompt"])
     return answer_format.read(state.output.completion, state.metadata["num_responses"], _finish_reason(state.output))
-
-
-@scoring.scorer(metrics=[scoring.mean(), stderr()])
-def judge_duel(
-    model: str | models.Model | None = None,
-    prompt: str = _DEFAULTS.prompt,
-    max_completion_length: int = _DEFAULTS.max_completion_length,
-) -> Scorer:
-    """Compare a completion with the target response: 1 if it wins, 0 if it loses, 1/2 if it wins in one order only.
-
-    Equal texts get 1/2, and a blank completion 0. If neither order can be parsed, the sample is unscored. `culture`
-    (ISO 3166) and `language` are from the sample's metadata. The default `model` is the one with the role `judge`;
-    `prompt` must be the one that it was trained with.
-    """
-
-    async def score(state: TaskState, target: Target) -> Score:
-        judge = models.get_model(model) if model is not None else models.get_model(role="judge", required=True)
-        messages = [models.ChatMessageUser(content=state.input)] if isinstance(state.input, str) else state.input
-        text = question([{"role": message.role, "content": message.text} for message in messages])
-        culture, language = ([state.metadata.get(name)] for name in ("culture", "language"))
-        (row,) = policy_rows([text], [state.output.completion], culture, language, [target.text])
-        if not row.text or row.text == row.reference:
-            return Score(value=NEUTRAL if row.text else 0.0, answer=row.text)
-        requests = ROUND_ROBIN.requests(item_of(row.prompt, (row.text, row.reference)), _DEFAULTS.seed)
-        config = models.GenerateConfig(temperature=0, max_tokens=max_completion_length)
-        rendered = [render_presented(each.item, each.responses, prompt, CHAT_TOKENS) for each in requests]
-        outputs: list[ModelOutput] = await collect(*(judge.generate(_chat(one), config=config) for one in rendered))
-        answer_format = ROUND_ROBIN.format(prompt)
-        verdicts = [answer_format.read(each.completion, 2, _finish_reason(each)).verdict for each in outputs]
-        share, _ = won_shares(requests, verdicts)
-        explanation = "\n\n".join(output.completion for output in outputs)
-        if math.isnan(share):
-            return Score.unscored(reason="parse failure", answer=row.text, explanation=explanation)
-        return Score(value=share, answer=row.text, explanation=explanation)
-
-    return score
-
-
-def _chat(messages: list[dict[str, str]]) -> list[models.ChatMessage]:
-    """Return inspect's chat messages."""
-    roles = {"system": models.ChatMessageSystem, "user": models.ChatMessageUser}
-    return [roles[message["role"]](content=message["content"]) for message in messages]
 
 
 def _finish_reason(output: ModelOutput) -> str:
