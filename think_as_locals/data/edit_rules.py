@@ -39,13 +39,10 @@ EDIT_RULES = {
 }
 """The rules for an edit, in the order in which they are checked; without the first two it cannot be read."""
 
-_SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff]")  # Thai, kana, Han
-_WORD = re.compile(rf"{_SPACELESS.pattern}|(?:(?!{_SPACELESS.pattern})[^\W_])+")
-_CHARACTERS = 4  # that count as a word in scripts without spaces
-_SLACK = 20  # letters by which a text may always become longer or shorter
-_PER_NAME = 4  # words removed or added with each name of the culture
-_CONCEPT_WORDS, _CONCEPT_SHARE = 8, 1 / 3  # CC may change so many words of the best response, whichever is more
-_MUST_DIFFER = 5  # words; RP need not rephrase shorter responses
+_SPACELESS = "\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff"  # Thai, kana, Han: each letter counts as a word
+_WORD = re.compile(rf"[{_SPACELESS}]|[^\W_{_SPACELESS}]+")
+_MUST_DIFFER = 5  # words of a response from which RP and CL have to change it
+_MAY_DIFFER, _MAY_DIFFER_SHARE = 8, 1 / 3  # words of a text that CC and RC may change, whichever is more
 
 
 class Texts(NamedTuple):
@@ -115,20 +112,19 @@ def broken_rules(probe: Edit, item: Item, after: Texts, language: str | None) ->
     old, new = (item.prompt, *item.responses), (after.prompt, *after.responses)
     spoken = (item.language, *[response_language(item)] * len(item.responses))
     edited = [each for each in zip(spoken, old, new, strict=True) if each[1] != each[2]]
-    lengths = [(len(a), len(b)) for _, a, b in edited]
     changed = [_words(a) != _words(b) for a, b in zip(old, new, strict=True)]
-    short = [_count(_words(text)) < _MUST_DIFFER for text in item.responses]
+    short = [len(_words(text)) < _MUST_DIFFER for text in item.responses]
     excused = {"RP": [False, *short], "CL": [True, *short]}.get(probe)  # from changing: very short responses
     held = {
         "changed": all(map(or_, changed, excused)) if excused else any(changed),
         "distinct": len(set(after.responses)) == len(after.responses),
         "name_removed": probe != "RC" or not any(_names(text, item) for text in new),
-        "rest_kept": all(_changed_words(a, b) <= _most_changed_words(probe, item, a) for _, a, b in edited),
+        "rest_kept": probe in ("CL", "RP") or all(_keeps_rest(a, b, probe, item) for _, a, b in edited),
         # A text that was in another script already may stay so.
         "language": all(in_another_script(b, own) <= in_another_script(a, own) for own, a, b in edited)
         if language is None
         else all(script_share(text, language) >= 0.5 for text in after.responses),
-        "length": probe == "CL" or all(max(pair) <= 2 * min(pair) + _SLACK for pair in lengths),
+        "length": probe == "CL" or all(0.5 <= (len(a) + 20) / (len(b) + 20) <= 2 for _, a, b in edited),
     }
     return [rule for rule in EDIT_RULES if not held.get(rule, True)]
 
@@ -137,24 +133,15 @@ def _names(text: str, item: Item) -> int:
     return count_names(text, item.language, str(item.culture))
 
 
-def _most_changed_words(probe: Edit, item: Item, before: str) -> float:
-    if probe == "CC":
-        return max(_CONCEPT_WORDS, _CONCEPT_SHARE * _count(_words(before)))
-    return _PER_NAME * _names(before, item) if probe == "RC" else float("inf")
-
-
-def _changed_words(before: str, after: str) -> float:
-    """Return the number of words removed or added, whichever is more."""
+def _keeps_rest(before: str, after: str, probe: Edit, item: Item) -> bool:
+    if probe == "RC" and not _names(before, item):
+        return False
     old, new = _words(before), _words(after)
     edits = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    changes = [(old[i:j], new[k:m]) for tag, i, j, k, m in edits if tag != "equal"]
-    return max(sum(_count(gone) for gone, _ in changes), sum(_count(come) for _, come in changes))
+    changed = sum(max(j - i, m - k) for tag, i, j, k, m in edits if tag != "equal")
+    return changed <= max(_MAY_DIFFER, _MAY_DIFFER_SHARE * len(old))
 
 
 def _words(text: str) -> list[str]:
     """Return the words of a text without case, in scripts without spaces its characters."""
     return _WORD.findall(unicodedata.normalize("NFC", text).casefold())
-
-
-def _count(words: list[str]) -> float:
-    return sum(1 / _CHARACTERS if _SPACELESS.match(word) else 1 for word in words)
