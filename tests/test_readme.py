@@ -34,7 +34,6 @@ from think_as_locals.config.launch import find_launch
 from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import jsonl
 from think_as_locals.integrations import inspect_tasks as inspect_registry
-from think_as_locals.integrations.rewardbench_judge import plug_in
 from think_as_locals.integrations.trl_reward import judge_reward
 from think_as_locals.judging.prompt import prompt_names
 from think_as_locals.reward_models.group import GroupReward
@@ -187,7 +186,6 @@ CALLS = {
     "Judge.load": Judge.load,
     "judge": partial(Judge.judge, None),
     "judge_reward": judge_reward,
-    "plug_in": plug_in,
     "GroupReward.load": GroupReward.load,
     "score": partial(GroupReward.score, None),
 }

@@ -1,1 +1,1 @@
-"""A judge as a reward in TRL and verl, in RewardBench 2's runner, and in inspect-ai."""
+"""A judge as a reward in TRL and verl, and CARB as a task of inspect-ai."""
