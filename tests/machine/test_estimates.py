@@ -31,6 +31,14 @@ def test_plan_divides_what_this_machine_reaches(tmp_path: Path, monkeypatch: pyt
     assert f" {tokens:,.0f} tokens/s" in dict([speed])["speed"]
 
 
+def test_plan_says_where_bfloat16_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("think_as_locals.machine.estimates.product_rate", {"float32": 2e11, "bfloat16": 8e11}.get)
+    model = f"model.path={a_model(tmp_path)}"
+    scratch = ("model=quickstart", "trainer=cold_start_grpo")
+    plans = [estimates(a_run(*given), ONE) for given in ((model, "model.dtype=float32"), (model,), scratch)]
+    assert ["bfloat16 is 4.0 times as fast" in dict(plan)["speed"] for plan in plans] == [True, False, False]
+
+
 def test_model_of_another_kind_has_no_estimates(tmp_path: Path) -> None:
     T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2).save_pretrained(tmp_path)
     ((name, why),) = estimates(a_run(f"model.path={tmp_path}"), ONE)

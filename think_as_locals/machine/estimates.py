@@ -10,6 +10,8 @@ from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine.memory import Counts, count, describe
 from think_as_locals.types import ThinkAsLocalsError
 
+_WORTHWHILE = 1.5  # times as fast
+
 
 def operations(config: TrainingConfig, counts: Counts) -> int:
     """Return the operations of one token's forward and backward pass: 6 for each trained parameter (arXiv 2001.08361).
@@ -40,9 +42,12 @@ def estimates(config: TrainingConfig, launch: Launch) -> list[tuple[str, str]]:
         counts = count(config)
     except ThinkAsLocalsError as error:
         return [("memory", f"not known: {error}")]
-    each, rate = operations(config, counts), product_rate(config.model.dtype)
+    each, dtype = operations(config, counts), config.model.dtype
+    rate, half = product_rate(dtype), product_rate("bfloat16")
     speed = (
         f"about {rate / each:,.0f} tokens/s forward and backward on each device: {each / 1e9:.2g} G operations a "
-        f"token, {rate / 1e9:,.0f} G a second in a {config.model.dtype} matrix product"
+        f"token, {rate / 1e9:,.0f} G a second in a {dtype} matrix product"
     )
+    if config.model.path and half > _WORTHWHILE * rate:
+        speed += f"; model.dtype=bfloat16 is {half / rate:.1f} times as fast here"
     return [("memory", describe(config, launch, counts)), ("speed", speed)]
