@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.data import read
+from think_as_locals.data import load, read
 from think_as_locals.engines import Sampling
 from think_as_locals.engines.engine import sample_all
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.evaluation import carb
+from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.run import start
+from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.types import DataError
 
 pytestmark = pytest.mark.slow
 
@@ -102,3 +106,29 @@ def test_adapter_and_merged_model_write_the_same(pretrained_run: RunFolder, monk
     message = [[{"role": "user", "content": item.prompt}]]
     adapter, merged = (sample_all(engine, message, Sampling(max_completion_length=8)) for engine in engines)
     assert adapter == merged
+
+
+def test_scalar_recipe_trains_a_head_on_pairs_without_a_culture(tmp_path: Path) -> None:
+    """The Bradley-Terry baseline, judged on the test items of a judge of the same rows."""
+    with (tmp_path / "my.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["prompt", "chosen", "rejected"])
+        for number in range(40):
+            rows.writerow([f"What is {number} and {number + 1} together?", str(2 * number + 1), "I do not know."])
+    data = ["data=rows", f"data.path={tmp_path / 'my.csv'}"]
+    small = ["global_rm.max_steps=12", "global_rm.batch_size=8", "global_rm.learning_rate=0.001", "scpo.max_length=64"]
+    run = start("scalar", [*data, *small, f"model.path={MODEL}", f"run.dir={tmp_path}", "run.name=scalar"])
+    (overall,) = (row["overall"] for row in read_json(run.steering)["means"])
+    judged = load_recipe("recipes/pretrained.yaml", [*data, "eval.leaks=refuse"])
+    test = load(judged.data, judged.seed).test
+    assert (overall["n"], overall["accuracy"]) == (len(test), 1.0)
+    rm = ScalarRM.load(str(run.global_rm.model))
+    assert all(scores[item.best] > scores[1 - item.best] for item, scores in zip(test, rm.score(test), strict=True))
+
+
+def test_scalar_recipe_wants_pairs(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "responses": ["a", "b", "c"], "best": "A"} for n in range(9)]
+    (tmp_path / "three.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    overrides = ["data=rows", f"data.path={tmp_path / 'three.jsonl'}", f"model.path={MODEL}", f"run.dir={tmp_path}"]
+    with pytest.raises(DataError, match=r"has 3 responses, expected pairs: data\.as_pairs=true"):
+        start("scalar", overrides)

@@ -29,7 +29,7 @@ from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.processes import interrupt, on_signals
 from think_as_locals.runtime.ranks import Peers, apply_launch
 from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, run_folder
-from think_as_locals.types import ConfigError, DataWarning
+from think_as_locals.types import ConfigError, DataError, DataWarning
 
 if TYPE_CHECKING:
     from think_as_locals.data.load import TrainingData
@@ -166,13 +166,18 @@ def load_training(config: RunConfig) -> TrainingData:
 
 
 def load_pairs(config: ScpoConfig) -> Splits:
-    """Load the pairs of an SCPO run, split by person or by country."""
-    from think_as_locals.data import read
+    """Load the pairs of an SCPO run, split by person or by country; of a global RM alone as a judge's items are."""
+    from think_as_locals.data import load, read
     from think_as_locals.data.rows import path_of
     from think_as_locals.data.sources.prism import released_test_people
     from think_as_locals.data.splits import split_people
 
     data, by_country = config.data, config.mode.split == "by_country"
+    if not config.scpo.variants:
+        found = load(data, config.seed)
+        if odd := next((item for item in (*found.train, *found.test) if len(item.responses) != 2), None):
+            raise DataError(f"item {odd.id!r} has {len(odd.responses)} responses, expected pairs: data.as_pairs=true")
+        return found
     pairs = read(data, config.seed)
     released = data.source == "prism" and not by_country
     test = released_test_people(path_of(data), data.test_share, config.seed) if released else None

@@ -26,7 +26,7 @@ from think_as_locals.evaluation.journal import by_response
 from think_as_locals.machine.estimates import estimates
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
-from think_as_locals.reward_models.scratch import make_scalar_rm
+from think_as_locals.reward_models.scratch import add_head, make_scalar_rm
 from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.runtime.terminal import progress_bar, progress_console
@@ -52,14 +52,16 @@ from think_as_locals.types import DataError, Item
 
 def plan(config: ScpoConfig, pairs: Splits) -> list[tuple[str, str]]:
     """Return what a run would do."""
-    scpo, specs = config.scpo, variant_specs(config, sorted({str(item.culture) for item in pairs.test}))
-    most = max(Counter(item.culture for item in pairs.train).values())
-    steps = num_steps(scpo, most, exactly=config.mode.steps == "exactly")
-    model = config.model.path or "randomly initialised"
-    length = f"each up to {steps:,} steps of {scpo.batch_size:,} pairs"
+    scpo, lines = config.scpo, [("model", config.model.path or "randomly initialised")]
+    if pooled := config.global_rm:
+        lines.append(("global RM", f"trained on all pairs: {pooled.max_steps:,} steps of {pooled.batch_size:,} pairs"))
+    if specs := variant_specs(config, sorted({str(item.culture) for item in pairs.test})):
+        most = max(Counter(item.culture for item in pairs.train).values())
+        steps = num_steps(scpo, most, exactly=config.mode.steps == "exactly")
+        length = f"each up to {steps:,} steps of {scpo.batch_size:,} pairs; seeds {', '.join(map(str, scpo.seeds))}"
+        lines.append(("trainings", f"{len(specs):,}, of each country ({', '.join(scpo.variants)}), {length}"))
     return [
-        ("model", f"{model}, steered to each country: {', '.join(scpo.variants)}"),
-        ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
+        *lines,
         ("training items", f"{describe_items(pairs.train)} ({config.data.source})"),
         ("test items", describe_items(pairs.test)),
         *estimates(config, read_launch(config.run.launch)),
@@ -106,7 +108,7 @@ class ScpoRun:
         prepared = self._prepare(train, test)
         specs = variant_specs(config, sorted({str(item.culture) for item in prepared.held_out.items}))
         results = []
-        task = self.bar.add_task("", total=len(specs))
+        task = self.bar.add_task("", total=len(specs), visible=bool(specs))
         for spec in specs:
             self.bar.update(task, description=spec.name)
             folder = self.folder.variant(spec.name)
@@ -120,7 +122,8 @@ class ScpoRun:
         if main:
             report = write_report(self.folder.path, config, prepared.held_out, prepared.scores, results)
             print_result(*on_terminal(self.folder.path))
-            print_result(f"report      {report}\nmodels      {self.folder.steered_models}")
+            print_result(f"report      {report}")
+            print_result(f"models      {self.folder.steered_models if specs else self.folder.global_rm.model}")
 
     def _prepare(self, train: Sequence[Item], test: Sequence[Item]) -> Prepared:
         """Load the global RM, score all responses, and drop the pairs that cannot be used."""
@@ -159,14 +162,17 @@ class ScpoRun:
         return Prepared(rm, scores, self._trainer(rm, train), references, held_out)
 
     def _global_rm_path(self, train: Sequence[Item]) -> str:
-        """Return the path of the global RM; one that is made from scratch is trained on all countries' pairs first."""
+        """Return the path of the global RM, which is trained on all countries' pairs first if `global_rm` says so."""
         config, folder = self.config, self.folder.global_rm
-        if config.model.scratch is None or config.global_rm is None:
+        if config.global_rm is None:
             return str(config.model.path)
         if not folder.model.is_dir():
             if PartialState().is_main_process:
-                texts = [text for item in train for text in (item.prompt, *item.responses)]
-                parameters = make_scalar_rm(folder.untrained, texts, config.model.scratch, config.seed)
+                if config.model.scratch:
+                    texts = [text for item in train for text in (item.prompt, *item.responses)]
+                    parameters = make_scalar_rm(folder.untrained, texts, config.model.scratch, config.seed)
+                else:
+                    parameters = add_head(folder.untrained, config.model, config.seed)
                 self.bar.console.print(f"initialised a reward model with {parameters / 1e6:.2f} M parameters")
             PartialState().wait_for_everyone()
             rm = self._load(str(folder.untrained))

@@ -421,6 +421,7 @@ REFUSED: dict[Path, list[tuple[Given, str]]] = {
     ],
     PRISM: [
         (["global_rm.learning_rate=0.1"], "global_rm: not all of its keys are set"),
+        (["scpo.variants=[]", "scpo.keep_models=[]"], "global_rm: without variants it takes global_rm=pooled"),
         (["lora.r=4"], "lora: not all of its keys are set: choose an option of conf/ that sets them"),
         (["data=mix", "data.mix.cards=culture_cards"], "data.source: got 'mix', expected 'culture_cards'"),
     ],
@@ -588,7 +589,7 @@ def test_scpo_recipes_set_model_data_and_hyperparameters() -> None:
 
 @pytest.mark.parametrize("group", ["data", "model", "mode", "lora"])
 def test_every_option_of_the_scpo_groups_loads(group: str) -> None:
-    assert set(group_options()["global_rm"]) == {"none", "pooled"}
+    assert set(group_options()["global_rm"]) == {"none", "pooled", "pretrained"}
     for option in group_options()[group]:
         if option == "mix":  # for judges
             continue

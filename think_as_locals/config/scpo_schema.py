@@ -41,7 +41,7 @@ class ModeSection(Section):
 
 
 class GlobalRMSection(TrlSection):
-    """Training of a global RM from scratch on all countries' pairs: TRL's RewardConfig.
+    """Training of a global RM on all countries' pairs: TRL's RewardConfig.
 
     `batch_size` is the number of pairs per optimizer step, over all processes.
     """
@@ -75,7 +75,7 @@ class ScpoSection(GlobalRMSection):
         | {"num_train_epochs", "max_length", "scoring_batch_size", "keep_models"}
     )
 
-    variants: Annotated[list[Variant], Field(min_length=1)]
+    variants: list[Variant]
     seeds: Annotated[list[Seed], Field(min_length=1)]
     pair_counts: list[PositiveInt]
     reference: Literal["global_rm", "other_countries"]
@@ -105,8 +105,9 @@ class ScpoConfig(Recipe):
 
     def faults(self) -> Iterator[str]:
         data, scpo = self.data, self.scpo
-        if (self.model.scratch is None) != (self.global_rm is None):
-            yield "global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm=none"
+        if self.global_rm is None and (self.model.scratch or not scpo.variants):
+            why = "a randomly initialised reward model needs" if self.model.scratch else "without variants it takes"
+            yield f"global_rm: {why} global_rm=pooled (a pretrained one: global_rm=pretrained)"
         if data.split != "group":
             yield f"data.split: got {data.split}, expected group: people are split, not pairings"
         if data.validation_share is not None:

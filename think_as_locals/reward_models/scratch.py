@@ -1,4 +1,4 @@
-"""Small randomly initialised models: a Qwen3 architecture and a tokenizer trained on the texts it will process."""
+"""Randomly initialised models: small ones (Qwen3) with a tokenizer of their texts, and heads on pretrained ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -18,7 +20,8 @@ from transformers import (
     set_seed,
 )
 
-from think_as_locals.config.schema import ScratchSection
+from think_as_locals.config.schema import ModelSection, ScratchSection
+from think_as_locals.runtime.model_files import reading_model
 
 PAD, END = "<|pad|>", "<|end|>"
 _TURNS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
@@ -66,6 +69,18 @@ def make_judge(folder: Path, texts: Sequence[str], sizes: ScratchSection, seed: 
 def make_scalar_rm(folder: Path, texts: Sequence[str], sizes: ScratchSection, seed: int) -> int:
     """Write a randomly initialised scalar reward model into a folder; return its number of parameters."""
     return _make(Qwen3ForSequenceClassification, folder, texts, sizes, seed, num_labels=1)
+
+
+def add_head(folder: Path, base: ModelSection, seed: int) -> int:
+    """Write a pretrained model into a folder, with a random head for one score if it has none; return its size."""
+    source = {"pretrained_model_name_or_path": str(base.path), "revision": base.revision, "trust_remote_code": False}
+    set_seed(seed)
+    with reading_model(str(base.path)):
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForSequenceClassification.from_pretrained(**source, num_labels=1, dtype=base.dtype)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return int(model.num_parameters())
 
 
 def _make(kind: Any, folder: Path, texts: Sequence[str], sizes: ScratchSection, seed: int, **settings: Any) -> int:

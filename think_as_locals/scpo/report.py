@@ -55,7 +55,10 @@ _PAIRS = {
 def write_report(
     folder: Path, config: ScpoConfig, held_out: HeldOutSet, global_scores: Scores, results: Sequence[VariantResult]
 ) -> Path:
-    """Write `scpo.json`, `scpo.md` and `report.html` into a run's folder, and return the page's path."""
+    """Write `scpo.json`, `scpo.md` and `report.html` into a run's folder, and return the page's path.
+
+    Without results there is nothing but the global RM: only `scpo.json` is written.
+    """
     run, mode = RunFolder(folder), config.mode.model_dump()
     summary = {
         "dataset": config.data.title,
@@ -74,6 +77,8 @@ def write_report(
         **summarise(held_out, global_scores, results),
     }
     write_json(run.steering, summary)
+    if not results:
+        return run.steering
     found = _tables(summary)
     write_text(run.steering.with_suffix(".md"), _markdown(summary, found))
     whole = [row for row in summary["means"] if row["num_pairs"] is None]
@@ -109,14 +114,15 @@ def write_report(
 def on_terminal(folder: Path) -> Iterator[RenderableType]:
     """Yield the tables of means and of trainings of a folder's `scpo.json` for a terminal."""
     summary = read_json(RunFolder(folder).steering)
-    found = _tables(summary)
-    shown = found["means"][[name for name in found["means"] if name not in ("others", "gain, others", "disagreed")]]
+    means = _means(summary["means"])
+    shown = means[[name for name in means if name not in ("others", "gain, others", "disagreed")]]
     yield tables.on_terminal(
         shown,
         f"SCPO on {summary['dataset']}: {summary['n']} test pairs",
         f"Per cent with 95 % intervals over {summary['resampled']}; gains are over the global RM on the same pairs.",
     )
-    yield tables.on_terminal(found["training"])
+    if trained := summary["means"][1:]:
+        yield tables.on_terminal(_training(trained, summary["improved"]))
 
 
 def _markdown(summary: dict[str, Any], found: Mapping[str, DataFrame]) -> str:

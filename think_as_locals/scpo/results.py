@@ -193,7 +193,7 @@ class HeldOutSet:
 def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[VariantResult]) -> dict[str, Any]:
     """Return `rows` (a country, variant and number of pairs each), their `means`, and what `improved`."""
     evaluator = _Evaluator(held_out, global_scores, results)
-    countries = sorted({result.spec.country for result in results})
+    countries = sorted({str(item.culture) for item in held_out.items})
     settings = [(GLOBAL, None), *dict.fromkeys((result.spec.variant, result.spec.num_pairs) for result in results)]
     rows = [
         evaluator.figures(variant, num_pairs, [country]) | {"country": country}
