@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from think_as_locals.config.checks import load_data_config
+from think_as_locals.data import read
 from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import rewardbench2
 from think_as_locals.evaluation.carb import save, summarise
 from think_as_locals.evaluation.judgements import Judgements, tabulate
-from think_as_locals.evaluation.ties import composite
+from think_as_locals.evaluation.ties import composite, merge_rows
 from think_as_locals.judging import shuffle_responses
-from think_as_locals.reward_models.reward_model import ScoredItem, favourite
+from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long, favourite
 from think_as_locals.types import Item, Judgement
 
 Ratings = tuple[list[float], list[float]]
 """Of the right and of the wrong answers of a row."""
 
 
+def source_rows(rows: dict[str, Ratings]) -> list[dict[str, Any]]:
+    """Rows of the data set, whose answers are numbered."""
+    return [
+        {"id": name, "subset": "Ties", "prompt": f"Name one of {name}."}
+        | {key: [f"{key} {i}" for i in range(len(of))] for key, of in zip(("chosen", "rejected"), ratings, strict=True)}
+        for name, ratings in rows.items()
+    ]
+
+
+def scored_items(items: Iterable[Any], rows: dict[str, Ratings]) -> list[ScoredItem]:
+    """A scalar reward model's judgements of items of these rows."""
+    found = []
+    for item in items:
+        assert isinstance(item, Item)
+        presented, ratings = shuffle_responses(item, 0), rows[item.prompt.removeprefix("Name one of ")[:-1]]
+        answers = [text.split() for text in presented.responses]
+        scores = tuple(ratings[kind == "rejected"][int(number)] for kind, number in answers)
+        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion="")
+        found.append(ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores))
+    return found
+
+
 def judged(rows: dict[str, Ratings]) -> list[ScoredItem]:
     """A scalar reward model's judgements of rows by id."""
-    found = []
-    for name, (right, wrong) in rows.items():
-        chosen, rejected = ([f"{kind} {i}" for i in range(len(of))] for kind, of in (("yes", right), ("no", wrong)))
-        value = {"id": name, "subset": "Ties", "prompt": "Name one.", "chosen": chosen, "rejected": rejected}
-        scores = dict(zip((*chosen, *rejected), (*right, *wrong), strict=True))
-        for item in rewardbench2.items(Row("rows.jsonl", 1, value, ""), None):
-            assert isinstance(item, Item)
-            presented = shuffle_responses(item, 0)
-            given_scores = tuple(scores[text] for text in presented.responses)
-            judgement = Judgement(verdict=favourite(given_scores), rubric=None, analysis=None, issues=(), completion="")
-            found.append(ScoredItem(item=item, presented=presented, judgement=judgement, scores=given_scores))
-    return found
+    outcomes = (rewardbench2.items(Row("rows.jsonl", 1, value, ""), None) for value in source_rows(rows))
+    return scored_items(chain.from_iterable(outcomes), rows)
 
 
 def published(rows: dict[str, Ratings]) -> float:
@@ -89,6 +108,36 @@ def test_comparisons_have_no_published_score(tmp_path: Path, protocol: str) -> N
     for name, expected in (("pointwise, greedy, one order, strict", True), (protocol, False)):
         found = save(judged(EXAMPLE), tmp_path / "m.json", **about, queried=queried, protocol=name)
         assert ("rewardbench2_ties" in found) == expected
+
+
+def test_a_row_with_an_item_that_was_not_taken_is_left_out_or_wrong_as_a_whole(tmp_path: Path) -> None:
+    scored = judged(EXAMPLE)
+    long = Judgement(verdict=None, rubric=None, analysis=None, issues=("too_long",), completion="too long")
+    scored[3] = replace(scored[3], judgement=long, scores=None)
+    about = {"dataset": "rewardbench2", "split": "all", "model": "m", "seed": 0, "step": 0, "bootstrap_samples": 100}
+    about |= {"queried": [each.item for each in scored]}
+    left_out, wrong = (
+        save(apply_too_long(scored, how), tmp_path / f"{how}.json", **about) for how in ("exclude", "wrong")
+    )
+    row = [f"rewardbench2/tied:1/{i}-0-of-4x3" for i in range(4)]
+    assert (left_out["n"], left_out["accuracy"], left_out["too_long"]["exclude"]) == (3, 1.0, row)
+    assert (wrong["n"], wrong["accuracy"], wrong["too_long"]["wrong"]) == (4, 3 / 4, row[3:])
+    assert not {"rewardbench2_ties"} & {*left_out, *wrong}
+
+
+@pytest.mark.parametrize(
+    ("reduced", "n", "has_score"),
+    [("as_pairs=true", 4, True), ("num_responses=2", 4, False), ("max_items=5", None, False)],
+)
+def test_rows_count_once_and_have_a_score_only_as_a_whole(
+    tmp_path: Path, reduced: str, n: int | None, has_score: bool
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in source_rows(EXAMPLE)), encoding="utf-8")
+    config = load_data_config(["data=rewardbench2", f"data.path={path}", f"data.{reduced}"])
+    table = tabulate(scored_items(read(config.data, 0), EXAMPLE))
+    assert n is None or len(merge_rows(table)) == n
+    assert composite(table) == (pytest.approx(published(EXAMPLE)) if has_score else None)
 
 
 ratings = st.lists(st.integers(1, 10).map(float), min_size=1, max_size=9)

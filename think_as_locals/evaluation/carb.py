@@ -17,7 +17,7 @@ from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
 from think_as_locals.evaluation.judgements import Judgements, order_consistency, slot_bias, tabulate, too_long_note
 from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, calibration, indices_by_name
-from think_as_locals.evaluation.ties import composite, row_name
+from think_as_locals.evaluation.ties import composite, missing_rows, row_name
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
 from think_as_locals.runtime.files import read_json, write_json, written_atomically
@@ -149,9 +149,9 @@ def summarise(
 
 def _too_long(judged: Judgements, queried: Sequence[Item]) -> dict[str, list[str]]:
     """Return the ids of items that are too long, by how they count."""
-    known, rows = set(map(row_name, judged.items)), judged.rows
+    known, rows = {row_name(item.id) for item in judged.items}, judged.rows
     return {
-        "exclude": sorted(item.id for item in queried if row_name(item) not in known),
+        "exclude": sorted(item.id for item in queried if row_name(item.id) not in known),
         "wrong": [judged.items[index].id for index in rows["item"][rows["too_long"]]],
     }
 
@@ -226,10 +226,12 @@ def save(
     """Write a CARB file, a table of its judgements and, if given, the entry of this table in `judgements`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table, file = tabulate(scored), path.with_suffix(".parquet")
+    if missing := missing_rows(table, about.get("queried", ())):
+        table = table[~table["id"].map(row_name).isin(missing)]
     with written_atomically(file) as content:
         table.to_parquet(content, index=False)
     by_itself = about.get("protocol", "").partition(",")[0] not in ("pairwise", "round_robin")
-    judged, ties = Judgements.of(table), composite(table) if by_itself else None
+    judged, ties = Judgements.of(table), composite(table) if by_itself and not missing else None
     del table  # before the statistics
     summary = summarise(judged, **about) | ({} if ties is None else {"rewardbench2_ties": ties})
     write_json(path, summary)  # last: if it exists, the measurement is complete

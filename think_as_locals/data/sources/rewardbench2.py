@@ -44,6 +44,7 @@ def items(row: Row, culture: str | None) -> Iterator[Item | Fault]:
     if not right or {*chosen} & {*rejected}:  # an item holds only some of them
         yield Fault("invalid_ties", "expected at least one chosen response, and none that is rejected too")
     step, group = len(LABELS) - 1, f"ties:{fields.id.rpartition(':')[2]}"
+    size = f"{len(chosen)}x{len(rejected)}"  # by which an evaluation knows that it has the whole row
     for i, start in product(range(len(chosen)), range(0, max(1, len(rejected)), step)):
         rivals = rejected[start : start + step]
-        yield best_first(chosen[i], rivals, id=f"rewardbench2/{fields.id}/{i}-{start}", group=group, **common)
+        yield best_first(chosen[i], rivals, id=f"rewardbench2/{fields.id}/{i}-{start}-of-{size}", group=group, **common)
