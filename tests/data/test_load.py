@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import warnings
 from collections.abc import Iterable
 from math import nan
@@ -18,7 +19,14 @@ from think_as_locals.config.checks import load_data_config, load_recipe
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data import load, read
-from think_as_locals.data.load import Candidates, TrainingData, check_leaks, load_training_data, read_candidates
+from think_as_locals.data.load import (
+    Candidates,
+    TrainingData,
+    check_leaks,
+    join_groups,
+    load_training_data,
+    read_candidates,
+)
 from think_as_locals.data.sources import jsonl
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.types import DataError, DataWarning, Item
@@ -190,3 +198,34 @@ def test_texts_that_may_stand_for_an_empty_cell_are_named(tmp_path: Path) -> Non
     path.write_text("prompt,chosen,rejected\nBreakfast?,Rice.,N/A\nLunch?,nan,Toast.\nDinner?,Rice.,Toast.\n")
     with pytest.warns(DataWarning, match=r"rows\.csv:2: 'N/A' may stand for an empty cell; .*:3: 'nan'"):
         assert len(read(data_section(source="rows", path=str(path)))) == 3
+
+
+def test_split_depends_on_no_order_of_rows_whose_prompts_repeat(tmp_path: Path) -> None:
+    rows = [{"id": n, "prompt": f"Question {n // 3}?", "chosen": f"a{n}", "rejected": f"b{n}"} for n in range(60)]
+    sides = []
+    for order in (1, -1):
+        path = write(tmp_path / f"rows{order}.jsonl", rows[::order])
+        sides.append(load(data_section(source="rows", path=str(path), test_share=0.3)))
+    tested = [{item.prompt for item in side.test} for side in sides]
+    assert tested[0] == tested[1]
+    assert not tested[0] & {item.prompt for item in sides[0].train}
+    (named,) = {item.group for item in read(data_section(source="rows", path=str(path), groups=["rows/4"]))}
+    assert named == "rows/4"
+
+
+def test_many_questions_that_share_groups_take_linear_time(tmp_path: Path) -> None:
+    items = [
+        an_item(n, id=f"item/{n}/{(n + 1) // 2}", group=str((n + 1) // 2), prompt=f"{n // 2}?") for n in range(40_000)
+    ]
+    began = time.process_time()
+    assert len({item.group for item in join_groups(items)}) == 1
+    assert time.process_time() - began < 5
+
+
+def test_rows_left_out_of_a_training_are_counted_with_its_sets(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Question {n}?", "chosen": "yes", "rejected": "no" if n % 5 else "yes"} for n in range(50)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    config = load_recipe("recipes/quickstart.yaml", ["data=rows", f"data.path={path}"])
+    with pytest.warns(DataWarning, match="left out 10 of 50 rows"):
+        data = load_training_data(config, BREAKDOWNS["cell"])
+    assert {name: len(each.faulty) for name, each in data.sets.items()} == dict.fromkeys(data.sets, 10)

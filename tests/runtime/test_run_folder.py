@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.evaluation import carb
 from think_as_locals.runtime import run_folder
 from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, rewind
-from think_as_locals.types import TEST, ConfigError, DataError, FileError, RunStoppedError
+from think_as_locals.types import TEST, ConfigError, DataError, FileError, RunStoppedError, join_turns
 
 
 def config(folder: Path, *overrides: str, resume: str = "auto") -> RunConfig:
@@ -188,9 +189,11 @@ def test_continued_folder_with_a_link_is_refused_before_anything_is_written(tmp_
 
 
 def test_data_that_changed_since_the_start_are_refused(tmp_path: Path) -> None:
-    items = [make_item(id="1"), make_item(id="2")]
+    turns = (("user", "A riddle?"), ("assistant", "Ask."), ("user", "Who?"))
+    items = [make_item(id="1", prompt=join_turns(turns), turns=turns), make_item(id="2")]
     for same in (items, list(items)):
         keep_digest(tmp_path / "items.sha256", same)
-    for others in (items[:1], items[::-1], [items[0], make_item(id="2", prompt="Another?")]):
+    asked, one_turn = make_item(id="2", prompt="Another?"), replace(items[0], turns=())
+    for others in (items[:1], items[::-1], [items[0], asked], [one_turn, items[1]]):
         with pytest.raises(ConfigError, match=r"the data differ from those that .* was started with"):
             keep_digest(tmp_path / "items.sha256", others)

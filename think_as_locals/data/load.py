@@ -63,6 +63,7 @@ class EvalSet:
     split: str  # how they were held out; `all` if they were not
     protocol: ProtocolKind
     orders: int
+    faulty: Sequence[str] = ()  # rows of their sources that were left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,8 @@ def describe_items(items: Sequence[Item]) -> str:
 
 def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> TrainingData:
     """Load and split the sources of a run, mix their training items, and load the sets that it evaluates on."""
-    splits = {name: load(data, config.seed) for name, data in config.data.sources.items()}
+    faulty = {name: list[str]() for name in config.data.sources}
+    splits = {name: load(data, config.seed, faulty[name]) for name, data in config.data.sources.items()}
     weights = config.data.weights if config.data.source == "mix" else None
     mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
     limit, dataset = config.eval.max_items, config.data.title
@@ -104,17 +106,20 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
     for side in (VALIDATION, TEST):
         own = {name: select(getattr(sides, side), limit, cell) for name, sides in splits.items()}
         if any(own.values()):
-            sets[side] = own_set(items=tuple(chain.from_iterable(own.values())), dataset=dataset, split=by)
+            items, left_out = (tuple(chain.from_iterable(each.values())) for each in (own, faulty))
+            sets[side] = own_set(items=items, dataset=dataset, split=by, faulty=left_out)
         if side == TEST and config.data.source == "mix":
             for name, data in config.data.sources.items():
-                sets[name] = own_set(items=own[name], dataset=data.title, split=data.split)
+                sets[name] = own_set(items=own[name], dataset=data.title, split=data.split, faulty=faulty[name])
     for name, section in config.eval.sets.items():
+        faulty_here = list[str]()
         sets[name] = EvalSet(
-            items=select(load_side(section.data, config.seed, section.items), limit, cell),
+            items=select(load_side(section.data, config.seed, section.items, faulty_here), limit, cell),
             dataset=section.data.title,
             split="all" if section.items == "all" else section.data.split,
             protocol=section.protocol,
             orders=section.orders,
+            faulty=faulty_here,
         )
     names, train = zip(*mixed, strict=True)
     return TrainingData(train=train, sources=names, sets=sets)
@@ -173,12 +178,12 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
     The keys apply in this order: languages, question groups, countries, the largest question groups, the number of
     responses, pairs, places to hide, the number of items. A `DataError` names values that no item has.
     """
-    if SOURCES[data.source].in_columns or data.source == "blend":  # which asks some questions under two ids
-        items = join_groups(items)
     if "languages" not in applied:
         items = _matching("data.languages", data.languages, items, lambda item: _with_primary(item.language))
     if "groups" not in applied:
         items = _matching("data.groups", data.groups, items, lambda item: {item.group})
+    if SOURCES[data.source].in_columns or data.source == "blend":  # which asks some questions under two ids
+        items = join_groups(items)
     items = _matching("data.countries", data.countries, items, lambda item: _with_primary(item.culture or ""))
     items = _largest_groups(items, data.max_groups)
     if (size := data.num_responses) is not None:
@@ -201,17 +206,19 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
 
 
 def join_groups(items: Iterable[Item]) -> list[Item]:
-    """Give items whose prompts have the same words one question group, whatever the ids of their rows.
+    """Give items whose prompts have the same words one question group, whatever the ids and the order of their rows.
 
     A group that a row gives itself, such as a person, stays as it is.
     """
-    items, first, joined = list(items), dict[str, str](), dict[str, str]()
+    items, joined = list(items), dict[str, str]()
     for item in items:
         words = question_group(item.prompt)
         if item.group == words or f"/{item.group}/" in f"{item.id}/":  # named after words or id, not by a person
-            group, same = (root(joined, each) for each in (item.group, first.setdefault(words, item.group)))
-            joined[group] = same
-    return [item if (group := root(joined, item.group)) == item.group else replace(item, group=group) for item in items]
+            first, second = sorted(root(joined, each) for each in (item.group, words))
+            joined[second] = first
+    groups = Counter(root(joined, group) for group in {item.group for item in items})
+    whole = (root(joined, item.group) for item in items)
+    return [replace(item, group=name) if groups[name] > 1 else item for item, name in zip(items, whole, strict=True)]
 
 
 def _matching(
@@ -241,8 +248,9 @@ def _largest_groups(items: Iterable[Item], limit: int | None) -> Iterable[Item]:
         return items
     items = tuple(items)
     sizes = Counter(members[0].group for members in flip_sets(items)) or Counter(item.group for item in items)
-    groups = sorted({item.group for item in items}, key=lambda group: (-sizes[group], hash_fraction(group)))[:limit]
-    return [item for item in items if item.group in groups]
+    groups = sorted({item.group for item in items}, key=lambda group: (-sizes[group], hash_fraction(group)))
+    largest = set(groups[:limit])
+    return [item for item in items if item.group in largest]
 
 
 def _of_size(items: Iterable[Item], size: int, seed: int) -> Iterable[Item]:

@@ -89,9 +89,13 @@ def _pairing_units(items: Sequence[Item]) -> list[str]:
     return [root(parent, key) for key in keys]
 
 
-def root(parent: Mapping[str, str], key: str) -> str:
-    """Return the name of a key's component: keys point to a parent in it, and the one that points to none names it."""
+def root(parent: dict[str, str], key: str) -> str:
+    """Return the name of a key's component: keys point to a parent in it, and the one that points to none names it.
+
+    What it passes then points further up, so that chains stay short.
+    """
     while (above := parent.get(key, key)) != key:
+        parent[key] = parent.get(above, above)
         key = above
     return key
 

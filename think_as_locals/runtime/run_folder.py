@@ -235,7 +235,7 @@ def keep_digest(path: Path, items: Iterable[Item | Demonstration]) -> None:
     """Write a digest of what a run trains and evaluates on; a ConfigError if it was written before, of others."""
     digest = hashlib.sha256()
     for item in items:
-        digest.update(repr(item).encode(errors="backslashreplace"))
+        digest.update(repr((item, getattr(item, "turns", ()))).encode(errors="backslashreplace"))
     found = digest.hexdigest()
     if not path.is_file():
         write_text(path, f"{found}\n")
