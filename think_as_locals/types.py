@@ -366,12 +366,13 @@ class RewardBreakdown:
         return float(sum(weight * self.parts[name] for name, weight in weights.items()))
 
 
-_STOPS = ("stop", "eos", "eos_token", "end_turn", "end_of_turn", "stop_sequence", "complete", "finish_reason_stop")
+_STOPS = frozenset({"stop", "eos", "eos_token", "end_turn", "end_of_turn", "end_of_text", "stop_sequence"})
+_STOPS |= {"stop_token", "stop_string", "complete", "completed", "finish_reason_stop"}
 
 
 def is_stop(finish_reason: str | None) -> bool:
     """Return whether a completion ended by itself, by any server's name for it; a length limit or a filter cut it."""
-    return finish_reason is not None and finish_reason.lower() in _STOPS
+    return finish_reason is not None and finish_reason.lower().rpartition(".")[2] in _STOPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,9 +292,20 @@ def test_repeated_prompt_and_responses_are_a_duplicate(item: Item) -> None:
     assert second.items == (turned,)
 
 
+def test_names_that_tables_write_for_an_empty_cell_are_warnings(item: Item) -> None:
+    for changes in (
+        {"group": "nan"},
+        {"domain": "N/A"},
+        {"language": "nan"},
+        {"origins": ("US", "#REF!", "TH", "\\N")},
+    ):
+        (found,) = mark_repeats([outcome(1, replace(item, **changes))])
+        assert fault_names(found) == ["placeholder_text"]
+
+
 def test_flip_set_members_and_items_of_one_row_are_not_duplicates(item: Item) -> None:
     flips = [replace(item, id=culture, culture=culture, best=i) for i, culture in enumerate(item.origins)]
-    same_question = [replace(item, id="other best", best=0), replace(item, id="other prompt", prompt="?")]
+    same_question = [replace(item, id="other best", best=0), replace(item, id="other prompt", prompt="Why?")]
     rows = [outcome(i, flip) for i, flip in enumerate([*flips, *same_question])]
     of_one_row = [outcome(1, item, replace(item, id="b")), outcome(2)]
     assert [fault_names(found) for found in (*mark_repeats(rows), *mark_repeats(of_one_row))] == [[]] * 8

@@ -180,7 +180,8 @@ def test_malformed_completion_is_rejected(loopback: Loopback, content: Any) -> N
 @pytest.mark.parametrize(
     "content",
     [
-        *({"choices": choices} for choices in (None, [], [{"message": None}])),
+        *({"choices": choices} for choices in (None, [], [{"message": None}], [None], "x")),
+        "<html>Bad gateway</html>",
         {"error": {"code": 502, "message": "Provider returned error"}},
         {"error": {"code": 502}, "choices": [{"message": {"content": ""}, "finish_reason": "error"}]},
         {"choices": [{"error": {"code": 502}, "message": {"content": ""}, "finish_reason": "stop"}]},
@@ -224,12 +225,29 @@ def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, answer: 
         ({"message": "unsupported field content_filter"}, 0),
         ({"message": "Unrecognized request argument supplied: moderation_level"}, 0),
         ({"message": "It is not permitted by our content policy"}, 1),
+        ({"code": "SensitiveContentDetected", "message": "The request failed."}, 1),  # Volcengine
+        ({"message": "The request was rejected because it was considered high risk"}, 1),  # Moonshot
+        ({"message": "blocked by guardrail"}, 1),
     ],
 )
 def test_content_filters_of_hosted_models_are_known(loopback: Loopback, error: dict[str, str], refused: int) -> None:
     loopback.respond = lambda *_: (400, {"error": error}, {})
     with pytest.raises(TooLongError if refused else ServerError, match=r"filter|400"):
         list(client(loopback.url).sample(conversations(1), GREEDY))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [{"message": None, "finish_reason": "content_filter"}]},
+        {"choices": None, "promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}},
+    ],
+)
+def test_filter_that_leaves_no_message_is_a_refusal(loopback: Loopback, answer: dict[str, Any]) -> None:
+    loopback.respond = lambda *_: (200, answer, {})
+    with pytest.raises(TooLongError, match="by its content filter"):
+        list(client(loopback.url).sample(conversations(1), GREEDY))
+    assert len(loopback.asked) == 1
 
 
 def test_unanswered_conversation_fails_at_its_deadline(loopback: Loopback) -> None:
@@ -299,7 +317,11 @@ def test_rollout_holds_text_and_finish_reason(loopback: Loopback) -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", ["stop", "eos_token", "eos", "end_turn", "end_of_turn", "STOP", "stop_sequence", "COMPLETE", "", "null"]
+    "reason",
+    [
+        *("stop", "eos_token", "eos", "end_turn", "end_of_turn", "STOP", "stop_sequence", "COMPLETE", "", "null"),
+        *("completed", "FinishReason.STOP", "stop_token", "stop_string", "end_of_text"),
+    ],
 )
 def test_end_by_itself_is_a_stop_under_any_name(loopback: Loopback, reason: str) -> None:
     assert one(loopback, completion("x", reason)).finish_reason == "stop"
@@ -318,10 +340,20 @@ def test_unknown_end_of_a_completion_is_taken_as_a_stop_and_said(
     assert one(loopback, completion("", None)).finish_reason != "stop"
 
 
+def test_end_of_an_unknown_name_is_taken_as_cut_off_and_quoted(
+    loopback: Loopback, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert one(loopback, completion("x", "length")).finish_reason == "length"
+    assert not caplog.text
+    assert one(loopback, completion("x", "wound_down")).finish_reason == "wound_down"
+    assert "wound_down" in caplog.text
+
+
 def test_reasoning_alone_is_no_judgement_and_said(loopback: Loopback, caplog: pytest.LogCaptureFixture) -> None:
-    answer = {"choices": [{"message": {"content": None, "reasoning_content": "B?"}, "finish_reason": "length"}]}
-    assert one(loopback, (200, answer, {})) == Rollout(text="", finish_reason="length")
-    assert "reasoning_content" in caplog.text
+    for name in ("reasoning_content", "reasoning"):
+        answer = {"choices": [{"message": {"content": None, name: "B?"}, "finish_reason": "length"}]}
+        assert one(loopback, (200, answer, {})) == Rollout(text="", finish_reason="length")
+    assert caplog.text.count("reasoning_content") == 2
 
 
 def a_token(text: str, log_prob: float, **others: float) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from evaluation.published import published_items
 from items import make_item, row_of
 
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.carb import KEYS, lines, metrics, save, summarise
+from think_as_locals.evaluation.carb import KEYS, lines, metrics, read, save, summarise
 from think_as_locals.evaluation.judgements import Judgements, tabulate
 from think_as_locals.judging import parse, reorder_responses, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import write_text
-from think_as_locals.types import Item, Judgement
+from think_as_locals.types import DataError, Item, Judgement
 
 UNPARSED = "I would say that it depends."
 
@@ -83,6 +83,23 @@ def test_summary_counts_parse_failures_as_wrong_and_separately() -> None:
     assert FOUND["ci_method"] == "cluster_wilson"
     low, high = FOUND["parse_failure_ci95"]
     assert 0 <= low < FOUND["parse_failure"] == 1 / 8 < high <= 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"too_long": {"zzz": ["a"]}},
+        {"trained_on": {"items": "x", "n": 3}},
+        {"slot_bias": {"A": {"n": 1, "chosen": "x", "best": 0.5, "bias": 0.1, "ci95": [0, 1]}}},
+        {"rewardbench2_ties": "x"},
+    ],
+)
+def test_file_of_other_types_is_named(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(FOUND), encoding="utf-8")
+    read(tmp_path / "mine.json")
+    (tmp_path / "mine.json").write_text(json.dumps(FOUND | changes), encoding="utf-8")
+    with pytest.raises(DataError, match=f"not a CARB file: {next(iter(changes))}"):
+        read(tmp_path / "mine.json")
 
 
 CELLS = {"JP/safety": (1, 0.0), "JP/value": (2, 1 / 2), "TH/safety": (1, 1.0), "TH/value": (3, 1.0)}

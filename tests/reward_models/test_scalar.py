@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,16 @@ def test_missing_layer_weights_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config.replace('"full_attention"', '"full_attention", "full_attention"', 1))
     with pytest.raises(ModelError, match=r"lacks weights.*layers\.1"):
         ScalarRM.load(path)
+
+
+def test_architecture_of_a_repositorys_own_is_not_scored_as_another(tmp_path: Path) -> None:
+    path = write_classifier(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = {"architectures": ["PooledRM"], "auto_map": {"AutoModelForSequenceClassification": "pooled.PooledRM"}}
+    for changes, refused in ((own, True), (own | {"architectures": config["architectures"]}, False)):
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(ModelError, match="PooledRM is code of its own") if refused else nullcontext():
+            ScalarRM.load(path)
 
 
 @given(size=st.integers(2, 8), seed=st.integers(0, 9))

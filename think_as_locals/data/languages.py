@@ -70,8 +70,9 @@ def named_culture(text: str) -> str:
     return (len(text) > 2 and culture_code(text)) or text
 
 
-_ERRORS = ("#n/a", "#n/a n/a", "#value!")  # of spreadsheets
-PLACEHOLDERS = frozenset({"nan", "nat", "n/a", "n.a.", "none", "null", "nil", "<na>", "-", *_ERRORS})
+_ERRORS = ("#n/a", "#n/a n/a", "#value!", "#ref!", "#name?", "#null!", "#num!", "#div/0!")  # of spreadsheets
+_MISSING = ("nan", "nat", "n/a", "n.a.", "none", "null", "(null)", "nil", "<na>", "\\n", "-", "?", "unknown")
+PLACEHOLDERS = frozenset({*_MISSING, *_ERRORS})
 """What tables write, folded, where a cell is empty."""
 
 

@@ -164,6 +164,8 @@ def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         if texts and (earlier := contents.setdefault(content, here)) != here:
             message = f"the same prompt and responses are in line {earlier[0]} of {earlier[1]}"
             faults.append(Fault("duplicate", message))
+        for item in outcome.items:
+            texts += [item.language, item.domain, item.group, *item.origins]
         if empty := [text for text in dict.fromkeys(texts) if text.strip().casefold() in PLACEHOLDERS]:
             faults.append(Fault("placeholder_text", f"{first_of(map(shown, empty), 3)} may stand for an empty cell"))
         yield outcome.with_faults(*faults)

@@ -35,7 +35,8 @@ _TOO_LONG = re.compile(
 _REFUSED = re.compile(
     r"content.?(filter|management|policy)|(flagged|violat\w+).{0,80}(usage|content) (polic|guidelines)|ResponsibleAI"
     r"|PROHIBITED_CONTENT|data.?inspection.?failed|inappropriate content|content exists risk|\b1301\b"
-    r"|blocked due to safety|requires moderation|moderation_blocked|(input|prompt|content) (was|is) flagged",
+    r"|blocked due to safety|requires moderation|moderation_blocked|(input|prompt|content) (was|is) flagged"
+    r"|sensitive.?content|considered high risk|blocked by (a |the )?guardrail",
     re.I,
 )
 """Error texts of hosted models whose content filter refuses a prompt (OpenAI, Azure, Gemini, Qwen, DeepSeek, GLM)."""
@@ -44,6 +45,7 @@ _NO_SUCH_FIELD = re.compile(
     r"|parameter.{0,60} not supported|inputs are not permitted",
     re.I,
 )
+_CUT = ("length", "max_tokens", "content_filter", "tool_calls", "none", "")  # known names of other ends
 _ABOUT_PROMPTS = (400, 403, 422)  # statuses of errors that are about a prompt
 _REMEDIES = {
     401: "put a valid key into the environment variable that key_variable names",
@@ -165,7 +167,7 @@ class ChatServer:
             async with asyncio.timeout(self.deadline_s):
                 body = self._body(messages, sampling)
                 for tries in range(self.max_retries + 1):
-                    answer = await client.post("/chat/completions", cast_to=object, body=body)
+                    answer = await _post(client, body)
                     if (fault := _fault(answer)) is None:
                         break
                     self._check_taken(json.dumps(fault), index)
@@ -209,6 +211,14 @@ class ChatServer:
         return f"{what} {(text.replace(key, '***') if key else text)[:300]!r}"
 
 
+async def _post(client: Any, body: dict[str, Any]) -> Any:
+    """Return the answer to a request, as a text if it is no JSON."""
+    try:
+        return await client.post("/chat/completions", cast_to=object, body=body)
+    except json.JSONDecodeError as error:
+        return error.doc
+
+
 def _said(text: str) -> str:
     """Return what a server says of an error, without a prompt that it may repeat."""
     try:
@@ -223,9 +233,14 @@ def _fault(answer: Any) -> Any:
     """Return what is wrong with an answer of status 200, which another try may mend; `None` if it has a completion."""
     if not isinstance(answer, Mapping):
         return answer or "no answer"
-    first = (answer.get("choices") or [{}])[0]
-    lacks = first.get("message") is None or first.get("finish_reason") == "error"
-    return answer.get("error") or first.get("error") or ("no message" if lacks else None)
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+    if fault := answer.get("error") or first.get("error"):
+        return fault
+    if isinstance(first.get("message"), Mapping) and first.get("finish_reason") != "error":
+        return None
+    said = ("no message", first.get("finish_reason"), answer.get("promptFeedback"))
+    return " ".join(map(str, filter(None, said)))
 
 
 def _rollout(answer: Any, label_opening: str) -> Rollout:
@@ -234,7 +249,7 @@ def _rollout(answer: Any, label_opening: str) -> Rollout:
         raise ValueError(shown(fault))
     choice = answer["choices"][0]
     text = choice["message"].get("content") or ""
-    if not text and choice["message"].get("reasoning_content"):
+    if not text and (choice["message"].get("reasoning_content") or choice["message"].get("reasoning")):
         _logger.warning("a completion is reasoning alone (reasoning_content): raise max_completion_length")
     if not isinstance(text, str):
         raise TypeError("the content is no text")
@@ -250,7 +265,11 @@ def _finish_reason(given: object, text: str) -> str:
     if given in (None, "", "null") and text:
         _logger.warning("the server does not say how completions end (finish_reason is null): taken as whole")
         return "stop"
-    return "stop" if is_stop(str(given)) else str(given)
+    if is_stop(str(given)):
+        return "stop"
+    if str(given).lower() not in _CUT:
+        _logger.warning("the server's finish_reason is %s, which is not known: taken as cut off", shown(given))
+    return str(given)
 
 
 def _label_log_probs(tokens: Sequence[Mapping[str, Any]], opening: str) -> dict[str, float]:

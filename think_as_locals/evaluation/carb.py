@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -44,6 +44,12 @@ class _Section(_Part):
     n: _Count
 
 
+class _Slot(_Section):
+    chosen: _Share = 0
+    best: _Share = 0
+    bias: _Number = 0
+
+
 class _Figure(_Section):
     accuracy: _Share
     ci95: tuple[_Number, _Number]
@@ -56,8 +62,8 @@ KEYS: Mapping[str, Any] = {
     **dict.fromkeys(("ci95", "parse_failure_ci95"), tuple[_Number, _Number]),
     **dict.fromkeys(("by_position", "baselines", *(f"by_{name}" for name in BREAKDOWNS)), dict[str, _Figure]),
     **dict.fromkeys(("in_format", "faulty_rows", "flips", "order_consistency", "calibration"), _Section),
-    "slot_bias": dict[str, _Section],
-    "too_long": dict[str, list[str]],
+    "slot_bias": dict[str, _Slot],
+    "too_long": dict[Literal["exclude", "wrong"], list[str]],
     "macro": _Figure,
 }
 """The keys of a CARB file that a report needs, with their types."""
@@ -70,7 +76,10 @@ _WITH_ITEMS = {  # what sections have as well, if they are about any item
         *("brier", "brier_ci95", "brier_constant"),
     ),
 }
-_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in KEYS.items()} | {"trained_on": (_Part | None, None)}
+_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in KEYS.items()} | {
+    "trained_on": (dict[Literal["items", "n"], _Count] | None, None),
+    "rewardbench2_ties": (_Number | None, None),
+}
 _File: type[BaseModel] = create_model("_File", **_FIELDS)
 
 

@@ -110,15 +110,20 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
     )
 
 
+_THOUGHT = re.compile(r"\s*(?:<((?:seed:)?think(?:ing)?)>.*?</\1>|\[THINK].*?\[/THINK])", re.I | re.S)
+
+
 def without_thinking(text: str) -> str:
-    """Return a completion without the `<think>...</think>` at its beginning, in which models reason aloud.
+    """Return a completion without the blocks such as `<think>...</think>` at its beginning, in which models reason.
 
     Some chat templates write the `<think>` at the end of the prompt.
     """
-    thought, closing, after = text.partition("</think>")
-    before, opening, _ = thought.partition("<think>")
-    quoted = before.strip() if opening else "<rubric>" in thought and "<rubric>" not in after
-    return text if not closing or quoted else after
+    end = 0
+    while block := _THOUGHT.match(text, end):
+        end = block.end()
+    thought, closing, after = text[end:].partition("</think>")
+    quoted = end or "<think>" in thought or ("<rubric>" in thought and "<rubric>" not in after)
+    return text[end:] if not closing or quoted else after
 
 
 def _labels(num_responses: int) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
@@ -339,6 +340,9 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
     if published.architecture(PreTrainedConfig.get_config_dict(path, revision=revision)[0]):
         return _ready(published.load_published(path, revision, **options))
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    named = (config.architectures or [""])[0]
+    if getattr(config, "auto_map", None) and not hasattr(transformers, named):
+        raise ModelError(f"{path}: {named} is code of its own, which is not run: nothing else gives its scores")
     # OpenRLHF saves a head of one output, and leaves the default of two labels in config.json.
     head, labels = _stored_head(path, revision)
     if labels == 1:
