@@ -66,7 +66,7 @@ A names it. B does not.
 )
 SNIPPETS = (
     *["<rubric>", "</rubric>", "<analysis>", "</analysis>", "<verdict>", "</verdict>", "<verdict>B</verdict>"],
-    *["<think>", "</think>", "<think>A?</think>"],
+    *["<think>", "</think>", "<think>A?</think>", "<Thinking>A?</Thinking>", "[THINK]", "[/THINK]"],
     *("- 10 | x | y\n", "- 010 | x | y\n", "- +5 | x | y\n", "- ٥ | x | y\n", "- 1e2 | x | y\n", "-1 | x | y\n"),
     *("|", "||", *"\n\r\u2028\x0b\u3000\u200b\u2060\ufeff\u3164\u0301\ud800\x00"),
     *(*"AＡАa", " B ", "B.", "[[B]]", "<VERDICT>B</VERDICT>", "＜verdict＞B＜/verdict＞", "```", "**", "0", "100"),
@@ -110,11 +110,18 @@ def _mutated(text: str, rng: Rng) -> str:
 
 def second_parser(text: str, n: int) -> int | None:
     """Read the verdict of a completion that ended by itself, by the sequence of all tags."""
-    thoughts = text[: text.index("</think>")] if "</think>" in text else "-<think>"
-    if thoughts.lstrip().startswith("<think>") or "<think>" not in thoughts:
-        rest = text[text.index("</think>") + len("</think>") :]
-        if "<think>" in thoughts or "<rubric>" not in thoughts or "<rubric>" in rest:
-            text = rest
+    rest = text
+    while ends := [
+        end.end()
+        for name in ("<think>", "<thinking>", "<seed:think>", "[think]")
+        if re.match(re.escape(name), rest.lstrip(), re.I)
+        and (end := re.search(re.escape(f"{name[0]}/{name[1:]}"), rest, re.I))
+    ]:
+        rest = rest[ends[0] :]
+    thoughts, end, after = text.partition("</think>")
+    if rest == text and end and "<think>" not in thoughts and ("<rubric>" not in thoughts or "<rubric>" in after):
+        rest = after
+    text = rest
     parts = re.split(r"(</?(?:rubric|analysis|verdict)>)", text)
     expected = [f"<{slash}{name}>" for name in ("rubric", "analysis", "verdict") for slash in ("", "/")]
     if parts[1::2] != expected or parts[-1].strip():

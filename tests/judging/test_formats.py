@@ -323,10 +323,12 @@ def test_parse_never_raises_and_matches_an_independent_parser(text: str, n: int,
 
 def independent_verdict(text: str, n: int) -> str | None:
     """The label of a completion whose verdict stands, read another way: by one expression for the whole."""
-    kinds = [("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[think]", "[/think]")]
     rest = text
-    while found := [end for start, end in kinds if rest.lstrip().lower().startswith(start) and end in rest.lower()]:
-        rest = rest[rest.lower().index(found[0]) + len(found[0]) :]
+    for _ in range(len(text)):
+        for name in ("<think>", "<thinking>", "[think]"):
+            end = re.search(re.escape(f"{name[0]}/{name[1:]}"), rest, re.IGNORECASE)
+            if end and re.match(re.escape(name), rest.lstrip(), re.IGNORECASE):
+                rest = rest[end.end() :]
     if rest == text and (alone := re.match(r"((?!<think>).)*?</think>", text, re.DOTALL)):
         rest = text[alone.end() :] if "<rubric>" in text[alone.end() :] or "<rubric>" not in text else text
     text = rest
