@@ -120,8 +120,6 @@ def test_judge_and_classifier_summaries_match_their_protocols(evaluation: Path) 
     assert sum(part["n"] for part in judge["by_position"].values()) == 4 * 16
     assert {part["n"] for part in judge["by_position"].values()} == {16}  # each response in each slot once
     assert judge["order_consistency"]["n"] == 16
-    assert judge["calibration"]["n"] > 0
-    assert classifier["calibration"]["n"] == 16
     assert judge["trained_on"] == {"items": 0, "n": 16}
     assert classifier["trained_on"] is None
     rows = pq.read_table(evaluation / "carb" / "random.parquet").to_pylist()

@@ -221,14 +221,6 @@ def test_verdict_that_never_changes_is_named_beside_the_accuracy() -> None:
     assert not [each for each in lines("mine", FOUND) if "whatever" in each]
 
 
-def test_calibration_uses_only_judgements_with_a_margin() -> None:
-    sure = tuple(dataclasses.replace(p, margin=0.0) for p in PREDICTIONS[:4]) + PREDICTIONS[4:]
-    found = summary(sure)["calibration"]
-    assert (found["n"], found["accuracy"], found["confidence"]) == (4, 3 / 4, 1 / 2)
-    assert (found["brier"], found["ece"]) == (pytest.approx(1 / 4), pytest.approx(1 / 4))
-    assert FOUND["calibration"] == {"n": 0}
-
-
 def test_flips_measure_complete_flip_sets() -> None:
     flips = FOUND["flips"]
     assert (*part(flips), flips["sets"]) == (6, 4 / 6, 3)

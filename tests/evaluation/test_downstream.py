@@ -295,16 +295,12 @@ def test_read_results_takes_macro_accuracy_from_an_evaluation(tmp_path: Path) ->
     values: dict[str, Any] = {name: "mine.jsonl" for name, kind in carb.KEYS.items() if kind is str}
     values |= dict.fromkeys(("n", "seed", "step"), 4) | {"accuracy": 0.5, "parse_failure": 0.0, "macro": macro}
     values |= {"ci95": [0, 1], "parse_failure_ci95": [0.0, 0.5]}
-    values |= {key: {"n": 0} for key in ("in_format", "faulty_rows", "flips", "order_consistency", "calibration")}
+    values |= {key: {"n": 0} for key in ("in_format", "faulty_rows", "flips", "order_consistency")}
     summary = {name: values.get(name, {}) for name in carb.KEYS}
     wrong: list[dict[str, Any]] = [{"accuracy": each} for each in ("x", "0.5", -3, float("nan"))]
     wrong += [{"macro": {"accuracy": 0.25}}, {"by_culture": {"TH": 3}}, {"too_long": {"wrong": -3}}, {"trained_on": -3}]
-    wrong += [
-        {"calibration": {"n": 1, "brier": float("inf")}},
-        {"order_consistency": {"n": "0.5"}},
-        {"faulty_rows": {}},
-    ]
-    wrong += [{"slot_bias": {"A": {"n": 3}}}, {"in_format": {"n": 1}}, {"calibration": {"n": 1}}]
+    wrong += [{"order_consistency": {"n": "0.5"}}, {"faulty_rows": {}}, {"flips": {"n": 0, "share": float("inf")}}]
+    wrong += [{"slot_bias": {"A": {"n": 3}}}, {"in_format": {"n": 1}}]
     for changes in wrong:
         (tmp_path / "carb/mine.json").write_text(json.dumps(summary | changes))
         with pytest.raises(

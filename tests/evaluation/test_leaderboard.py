@@ -306,7 +306,7 @@ def test_cells_of_every_map_have_ids_of_their_own(out: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_slot_bias_order_consistency_and_calibration_have_intervals(tmp_path: Path) -> None:
+def test_slot_bias_has_intervals(tmp_path: Path) -> None:
     both = [judged(item, i % 3 > 0) for i, item in enumerate(items())]
     turned = [replace(p, presented=shuffle_responses(p.item, reverse=True)) for p in both]
     measure(tmp_path / "run", "judge", [replace(p, margin=1.0) for p in [*both, *turned]])
@@ -317,9 +317,6 @@ def test_slot_bias_order_consistency_and_calibration_have_intervals(tmp_path: Pa
     assert found["slot_bias"]["B"]["bias"] == pytest.approx(-bias["bias"])
     low, high = bias["ci95"]
     assert f"A {100 * bias['bias']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]" in page.row("judge A ")
-    confidence = page.row("judge 73.1, n ")  # expit(1)
-    assert f"n {2 * len(both)}" in confidence
-    assert f"{found['calibration']['brier']:.3f}" in confidence
     assert not any(row.startswith("scores A ") for row in page.rows)
 
 

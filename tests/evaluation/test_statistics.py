@@ -1,4 +1,4 @@
-"""Estimates, differences of runs and calibration: closed forms, statsmodels, scikit-learn, loops and simulation."""
+"""Estimates, and differences of runs: closed forms, statsmodels, loops and simulation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ import statsmodels.api as sm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from scipy.special import logit, ndtr
-from sklearn.calibration import calibration_curve
-from sklearn.metrics import brier_score_loss
+from scipy.special import ndtr
 from statsmodels.stats.proportion import proportion_confint
 
 from think_as_locals.evaluation import statistics
 from think_as_locals.evaluation.statistics import (
-    BINS,
     Estimate,
     accuracy,
-    calibration,
     difference,
     estimate_mean,
     holm,
@@ -258,10 +254,7 @@ def test_accuracy_interval_is_in_0_to_1_and_contains_the_mean(rows: list[tuple[f
         assert turned.method == measured.method
 
 
-@pytest.mark.parametrize(
-    "empty",
-    [lambda: accuracy([], []), lambda: difference([], [], []), lambda: calibration([], [], [], samples=10, seed=0)],
-)
+@pytest.mark.parametrize("empty", [lambda: accuracy([], []), lambda: difference([], [], [])])
 def test_no_items_raise(empty: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="no items"):
         empty()
@@ -522,120 +515,6 @@ def test_min_detectable_effect_is_detected_with_80_percent_power() -> None:
     assert size == pytest.approx(0.077, abs=0.012)
     found = [difference(*draw(size), groups).p < 0.05 for _ in range(300)]
     assert 0.72 < sum(found) / 300 < 0.88
-
-
-# --- calibration ---
-
-
-def measured(margins: list[float], scores: list[float], groups: list[str] | None = None) -> dict[str, Any]:
-    return calibration(margins, scores, groups or [str(i) for i in range(len(scores))], samples=200, seed=0)
-
-
-def test_calibration_of_confident_right_and_wrong_verdicts() -> None:
-    perfect = measured([math.inf] * 8, [1.0] * 8)
-    assert (perfect["brier"], perfect["ece"], perfect["ece_calibrated"]) == (0, 0, 0)
-    worst = measured([50.0] * 8, [0.0] * 8)
-    assert worst["brier"] == pytest.approx(1)
-    assert worst["ece"] == pytest.approx(1)
-
-
-def test_calibration_matches_hand_computed_values() -> None:
-    # Half of the choices at 90 % of which 3 of 4 are right, half at 60 % of which 2 of 4 are.
-    margins = [float(logit(0.9))] * 4 + [float(logit(0.6))] * 4
-    found = measured(margins, [1, 1, 1, 0, 1, 1, 0, 0])
-    assert (found["n"], found["accuracy"], found["confidence"]) == (8, 5 / 8, pytest.approx(0.75))
-    assert found["brier"] == pytest.approx((3 * 0.01 + 0.81 + 2 * 0.16 + 2 * 0.36) / 8)
-    assert found["ece"] == pytest.approx((0.15 + 0.10) / 2)
-    assert found["brier_constant"] == pytest.approx(5 / 8 * 3 / 8)
-    noise = math.sqrt(2 / math.pi) * (math.sqrt(4 * 0.09) + math.sqrt(4 * 0.24)) / 8
-    assert found["ece_calibrated"] == pytest.approx(noise)
-    assert [(b["n"], b["accuracy"]) for b in found["bins"]] == [(4, 0.5), (4, 0.75)]
-    assert [b["confidence"] for b in found["bins"]] == pytest.approx([0.6, 0.9])
-
-
-def test_calibration_of_constant_ties_matches_random_tie_breaking() -> None:
-    n, of = 400, 4
-    found = measured([-math.log(of - 1)] * n, [1 / of] * n)
-    assert (found["accuracy"], found["confidence"]) == (pytest.approx(1 / of), pytest.approx(1 / of))
-    assert found["brier"] == pytest.approx(found["brier_constant"]) == pytest.approx(3 / 16)
-    assert found["ece"] == pytest.approx(found["ece_calibrated"])
-    broken = (np.random.default_rng(2).random((2000, n)) < 1 / of).mean(axis=1)
-    assert found["ece"] == pytest.approx(float(np.abs(broken - 1 / of).mean()), rel=0.05)
-
-
-def test_calibration_of_ties_matches_average_random_tie_breaking() -> None:
-    rng = np.random.default_rng(8)
-    confidence, ways = rng.uniform(0.3, 0.95, 120), rng.integers(1, 4, 120)
-    credit = np.where(rng.random(120) < 0.8, 1 / ways, 0.0)
-    found, one_by_one = measured(logit(confidence).tolist(), credit.tolist()), []
-    bins = (confidence * BINS).astype(int)
-    for _ in range(3000):
-        right = (rng.random(120) < credit).astype(float)
-        one_by_one.append((brier_score_loss(right, confidence), np.abs(np.bincount(bins, confidence - right)).sum()))
-    brier, gaps = np.mean(one_by_one, axis=0)
-    assert found["brier"] == pytest.approx(brier, rel=0.01)
-    assert found["ece"] == pytest.approx(gaps / 120, rel=0.03)
-    assert found["ece_ci95"][0] <= found["ece"] <= found["ece_ci95"][1]
-
-
-def test_ece_interval_of_few_groups_barely_depends_on_the_seed() -> None:
-    rng = np.random.default_rng(3)
-    groups, confidence = np.repeat(np.arange(8), 12).astype(str), rng.uniform(0.3, 0.95, 96)
-    credit = (rng.random(96) < confidence - 0.2).astype(float)
-    ends = [calibration(logit(confidence), credit, groups, 2000, seed)["ece_ci95"] for seed in range(10)]
-    assert np.std(ends, axis=0)[0] < 0.0015  # 0.0024 with 2,000 draws; the upper end jumps between few distinct draws
-
-
-def test_calibration_matches_scikit_learn() -> None:
-    rng = np.random.default_rng(3)
-    confidence = rng.uniform(0.02, 0.98, 400)
-    right = (rng.random(400) < confidence**2).astype(float)
-    found = measured(logit(confidence).tolist(), right.tolist())
-    assert found["brier"] == pytest.approx(brier_score_loss(right, confidence))
-    truth, stated = calibration_curve(right, confidence, n_bins=BINS)
-    sizes = np.bincount((confidence * BINS).astype(int), minlength=BINS)
-    assert found["ece"] == pytest.approx(float(np.abs(truth - stated) @ sizes[sizes > 0]) / 400)
-
-
-def test_ece_of_a_calibrated_judge_matches_ece_calibrated() -> None:
-    rng = np.random.default_rng(4)
-    found = []
-    for _ in range(40):
-        confidence = rng.uniform(0.3, 0.95, 200)
-        right = (rng.random(200) < confidence).astype(float)
-        found.append(measured(logit(confidence).tolist(), right.tolist()))
-    error, expected = (np.mean([one[key] for one in found]) for key in ("ece", "ece_calibrated"))
-    assert error == pytest.approx(expected, rel=0.1)
-
-
-@pytest.mark.parametrize("gap", [0.0, 0.1, 0.25])
-def test_ece_interval_has_nominal_coverage(gap: float) -> None:
-    rng, hits = np.random.default_rng(6), 0
-    for _ in range(60):
-        group = np.repeat(np.arange(12), rng.integers(1, 13, 12))
-        confidence = rng.uniform(0.4, 0.95, len(group))
-        shared, own = rng.normal(size=12)[group], rng.normal(size=len(group))
-        right = (ndtr(math.sqrt(0.2) * shared + math.sqrt(0.8) * own) < confidence - gap).astype(float)
-        low, high = measured(logit(confidence).tolist(), right.tolist(), list(map(str, group)))["ece_ci95"]
-        hits += low <= gap <= high
-    assert hits >= 50
-
-
-@pytest.mark.parametrize("groups", [1, 4])
-def test_ece_interval_of_few_groups_is_0_to_1(groups: int) -> None:
-    found = measured([1.0] * 20, [1.0, 0.0] * 10, [str(i % groups) for i in range(20)])
-    assert (found["n"], found["ece_ci95"]) == (20, [0.0, 1.0])
-
-
-@quick
-@given(st.lists(st.tuples(st.floats(-6, 6), CREDITS, st.sampled_from("abcdefgh")), min_size=1, max_size=40))
-def test_calibration_figures_lie_within_their_intervals(rows: list[tuple[float, float, str]]) -> None:
-    there, back = (measured(*(list(column) for column in zip(*some, strict=True))) for some in (rows, rows[::-1]))
-    for name in ("brier", "ece"):
-        low, high = there[f"{name}_ci95"]
-        assert -1e-9 <= low <= there[name] + 1e-9 <= high + 2e-9 <= 1 + 3e-9
-        assert there[name] == pytest.approx(back[name])
-        assert there[f"{name}_ci95"] == pytest.approx(back[f"{name}_ci95"])
 
 
 # --- what is drawn once ---

@@ -106,7 +106,7 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
     for side in (VALIDATION, TEST):
         own = {name: select(getattr(sides, side), limit, cell) for name, sides in splits.items()}
         if any(own.values()):
-            items, left_out = (tuple(chain.from_iterable(each.values())) for each in (own, faulty))
+            items, left_out = tuple(chain.from_iterable(own.values())), [*chain.from_iterable(faulty.values())]
             sets[side] = own_set(items=items, dataset=dataset, split=by, faulty=left_out)
         if side == TEST and config.data.source == "mix":
             for name, data in config.data.sources.items():

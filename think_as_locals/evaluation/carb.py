@@ -16,7 +16,7 @@ from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
 from think_as_locals.evaluation.judgements import Judgements, order_consistency, slot_bias, tabulate, too_long_note
-from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, calibration, indices_by_name
+from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, indices_by_name
 from think_as_locals.evaluation.ties import composite, missing_rows, row_name
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
@@ -61,7 +61,7 @@ KEYS: Mapping[str, Any] = {
     **dict.fromkeys(("accuracy", "parse_failure"), _Share),
     **dict.fromkeys(("ci95", "parse_failure_ci95"), tuple[_Number, _Number]),
     **dict.fromkeys(("by_position", "baselines", *(f"by_{name}" for name in BREAKDOWNS)), dict[str, _Figure]),
-    **dict.fromkeys(("in_format", "faulty_rows", "flips", "order_consistency", "calibration"), _Section),
+    **dict.fromkeys(("in_format", "faulty_rows", "flips", "order_consistency"), _Section),
     "slot_bias": dict[str, _Slot],
     "too_long": dict[Literal["exclude", "wrong"], list[str]],
     "macro": _Figure,
@@ -71,10 +71,6 @@ _WITH_ITEMS = {  # what sections have as well, if they are about any item
     "in_format": ("share", "ci95"),
     "flips": ("accuracy", "ci95"),
     "order_consistency": ("consistent", "ci95", "all_right"),
-    "calibration": (
-        *("accuracy", "ci95", "confidence", "ece", "ece_ci95", "ece_calibrated"),
-        *("brier", "brier_ci95", "brier_constant"),
-    ),
 }
 _FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in KEYS.items()} | {
     "trained_on": (dict[Literal["items", "n"], _Count] | None, None),
@@ -124,8 +120,6 @@ def summarise(
     presented = rows[~rows["too_long"]]
     positions = indices_by_name([LABELS[slot] for slot in presented["best_slot"]])
     names = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
-    sure = rows[rows["margin"].notna()]
-    trust = *sure[["margin", "credit"]].to_numpy(float).T, group[sure["item"]]
     return {
         "dataset": dataset,
         "split": split,
@@ -151,7 +145,6 @@ def summarise(
         "faulty_rows": {"n": len(faulty), "first": list(faulty[:3])},
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
-        "calibration": {"n": 0} if sure.empty else calibration(*trust, **drawn),
         "flips": _flips(judged, credit, measure, drawn),
     }
 

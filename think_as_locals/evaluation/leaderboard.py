@@ -53,7 +53,7 @@ MAX_CHARACTERS = 24_000_000
 LONGEST_TEXT = 20_000
 """Characters of a text that are shown, so that one endless completion does not displace all others."""
 
-_SUMMARY_KEYS = ("model", "protocol", "seed", "step", "macro", "slot_bias", "order_consistency", "calibration")
+_SUMMARY_KEYS = ("model", "protocol", "seed", "step", "macro", "slot_bias", "order_consistency")
 _NOTE = (
     "Per cent with 95 % intervals by question group. Macro: the mean over all cells of culture and domain (an item "
     "without a culture, and every item of CARB, counts under its language). Ranks "
@@ -68,10 +68,6 @@ _PAIRS_NOTE = (
 _SLOTS_NOTE = (
     "How much more often each slot is chosen than it holds the best response, in points; for items that were "
     "presented in several orders, how often the choice stays the same, and is right in all."
-)
-_CONFIDENCE_NOTE = (
-    "How far margins can be trusted: the calibration error over ten bins, beside what a calibrated judge would show on "
-    "as many judgements, and the Brier score, beside that of one that always states this accuracy."
 )
 
 
@@ -338,26 +334,6 @@ def _slots_table(board: Mapping[str, Any]) -> DataFrame:
     return DataFrame(rows)
 
 
-def _confidence_table(board: Mapping[str, Any]) -> DataFrame:
-    rows = []
-    for model in board["models"]:
-        part = model["calibration"]
-        if part["n"]:
-            error, brier = ({"n": part["n"], key: part[key], "ci95": part[f"{key}_ci95"]} for key in ("ece", "brier"))
-            rows.append(
-                {
-                    "reward model": _name(model),
-                    "confidence, %": f"{100 * part['confidence']:.1f}, n {part['n']}",
-                    "accuracy, %": figure(part),
-                    "calibration error, points": figure(error, "ece"),
-                    "of a calibrated judge": f"{100 * part['ece_calibrated']:.1f}",
-                    "Brier score": figure(brier, "brier", ".3f", 1),
-                    "of a constant": f"{part['brier_constant']:.3f}",
-                }
-            )
-    return DataFrame(rows)
-
-
 def _probes_table(entries: Sequence[LeaderboardEntry]) -> DataFrame:
     rows = []
     for entry in entries:
@@ -377,11 +353,7 @@ def _probes_table(entries: Sequence[LeaderboardEntry]) -> DataFrame:
     return DataFrame(rows)
 
 
-_TABLES = {
-    "Paired differences": (_pairs_table, _PAIRS_NOTE),
-    "Slots": (_slots_table, _SLOTS_NOTE),
-    "Confidence": (_confidence_table, _CONFIDENCE_NOTE),
-}
+_TABLES = {"Paired differences": (_pairs_table, _PAIRS_NOTE), "Slots": (_slots_table, _SLOTS_NOTE)}
 """The tables of a board below its ranks: title -> table, what it says."""
 
 

@@ -1,4 +1,4 @@
-"""Means with their n and 95 % interval, differences of two runs, and calibration.
+"""Means with their n and 95 % interval, and differences of two runs.
 
 Items of one question group are not independent, so intervals are by a cluster bootstrap over whole groups, with
 expanded percentiles (Hesterberg 2015, The American Statistician 69(4)). With few groups, for which it is too narrow,
@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, ndtr, stdtr, stdtrit
+from scipy.special import ndtr, stdtr, stdtrit
 
 _MAX_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
 FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (evaluation/README.md)
 RESAMPLES = 2000  # of what compares runs, each of which may have its own `eval.bootstrap_samples`
-BINS = 10
-_MIN_GROUPS = 5  # with fewer, a calibration error cannot be told from noise
 _MAX_CACHE_BYTES = 2**28  # bytes of draws
 _BLOCK = 2**20  # numbers of draws that are multiplied at once
 
@@ -208,80 +206,6 @@ def min_detectable_effect(a: Values, b: Values, groups: Names, alpha: float = 0.
     discordant = ((gains**2).sum() + 1) / (len(gains) + 2)
     smallest = factor * max(math.sqrt(discordant), factor)
     return smallest if smallest <= 1 else None
-
-
-def calibration(margins: Values, scores: Values, groups: Names, samples: int, seed: int) -> dict[str, Any]:
-    """Return the Brier score (1950) and expected calibration error (Guo et al. 2017, arXiv 1706.04599) of judgements.
-
-    For comparison there are `brier_constant`, of a judge that always states this accuracy, and `ece_calibrated`, the
-    error that a perfectly calibrated judge with these confidences would show on n judgements. `margins` are the
-    log-odds that each choice is the best response, `scores` the credits of the choices. The credit of a tie is the
-    probability of being right if it is broken at random: figures are expected values.
-    """
-    confidence, credit = expit(np.asarray(margins, float)), np.asarray(scores, float)
-    group = codes(groups)
-    right = accuracy(credit, group, samples, seed)
-    luck = credit * (1 - credit)  # the variance of breaking ties
-    brier = accuracy((confidence - credit) ** 2 + luck, group, samples, seed)
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    members = [np.flatnonzero(bins == bin_number) for bin_number in np.unique(bins)]
-    gaps, certain = confidence - credit, confidence * (1 - confidence)
-    ece = sum(_mean_size(gaps[index].sum(), luck[index].sum()) for index in members) / len(credit)
-    # The mean distance between confidence and right answers, summed over a bin, where confidence is the truth.
-    noise = sum(_mean_size(0.0, certain[index].sum()) for index in members)
-    low, high = _calibration_interval(gaps, bins, group, samples, seed)
-    return {
-        **right.as_dict(),
-        "confidence": float(confidence.mean()),
-        "brier": brier.value,
-        "brier_ci95": list(brier.ci95),
-        "brier_constant": right.value * (1 - right.value),
-        "ece": ece,
-        "ece_ci95": [min(low, ece), max(high, ece)],
-        "ece_calibrated": noise / len(credit),
-        "bins": [
-            {
-                "confidence": float(confidence[index].mean()),
-                **accuracy(credit[index], group[index], samples, seed).as_dict(),
-            }
-            for index in members
-        ],
-    }
-
-
-def _mean_size(mean: float, variance: float) -> float:
-    """Return the mean distance from 0 of a normal variable."""
-    if variance == 0:
-        return abs(mean)
-    steep = mean / math.sqrt(2 * variance)
-    return math.sqrt(2 * variance / math.pi) * math.exp(-(steep**2)) + mean * math.erf(steep)
-
-
-def _calibration_interval(gaps: Floats, bins: Codes, group: Codes, samples: int, seed: int) -> tuple[float, float]:
-    """Return an interval for the calibration error of the bins' true means, by a bootstrap over groups.
-
-    The error is never negative, so noise enlarges it, and again in every draw. So the expanded percentiles are reduced:
-    the upper one by what drawing adds, the lower one by twice as much (in simulation, once is too little). The lower
-    end is 0 if draws around calibrated bins reach the error. With too few groups the interval is [0, 1].
-    """
-    group = group % _MAX_GROUPS
-    count = int(group.max()) + 1
-    if count < _MIN_GROUPS:
-        return 0.0, 1.0
-    sums = np.bincount(group * BINS + bins, gaps, minlength=count * BINS).reshape(-1, BINS)
-    error = float(np.abs(sums.sum(axis=0)).sum() / len(gaps))
-    # More draws of few groups, which are cheap, so that the ends depend less on the seed.
-    samples *= max(1, 4 * FEW_GROUPS // count)
-    errors, without_gap, sizes = np.empty(samples), np.empty(samples), np.bincount(group)
-    for rows, counts in _draws(count, samples, seed):
-        drawn, drawn_sizes = counts @ sums, counts @ sizes
-        errors[rows] = np.abs(drawn).sum(axis=1) / drawn_sizes
-        without_gap[rows] = np.abs(drawn - sums.sum(axis=0)).sum(axis=1) / drawn_sizes
-    tail, added = _expanded_tail(count), errors.mean() - error
-    low, high = np.quantile(errors, [tail, 1 - tail]) - [2 * added, added]
-    if error <= np.quantile(without_gap, 1 - tail):
-        low = 0.0
-    return float(np.clip(low, 0, error)), float(np.clip(high, error, 1))
 
 
 def _jackknife(values: Floats, group: Codes, cell: Codes) -> tuple[float, float]:
