@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic.functional_validators import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from think_as_locals.data.languages import culture_code, culture_fault, language_tag, named_culture, similar_country
 from think_as_locals.data.rows import Fault, unpack
 from think_as_locals.types import Item, is_text
 
+_MESSAGES = re.compile(  # in any library's form, or pandas's; by a role: [{"from": "Rome"}] is an answer
+    r"(?is)\s*(?:\[(?:[\s\[(]|array)*\{.*?|\{[^{}]*?)['\"](?:role|from)['\"]\s*:\s*"
+    r"['\"](?:system|user|human|assistant|gpt|tool|model|(?:chat)?bot)['\"]"
+)
 
-class RowModel(BaseModel):
+
+class RowModel(BaseModel, populate_by_name=True):
     """The fields of a row: null counts as missing, other columns are not read."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, row: Any) -> Any:
         return {name: value for name, value in row.items() if value is not None} if isinstance(row, Mapping) else row
+
+    @field_validator("prompt", "chosen", "rejected", "response", "responses", check_fields=False)
+    @classmethod
+    def _refuse_messages(cls, value: Any) -> Any:
+        for each in [value] if isinstance(value, str) else value:
+            if _MESSAGES.match(getattr(each, "content", each)):
+                known = "messages (role: system, user or assistant; content: a text) that part at the answers"
+                raise PydanticCustomError("messages", f"expected a text, or for data=rows JSON of {known}")
+        return value
 
 
 def _join_parts(value: Any) -> Any:
@@ -88,11 +102,11 @@ def _as_list(value: Any) -> Any:
     return value if value.startswith(("['", '["')) else [value]
 
 
-def _as_turns(value: Any) -> Any:
-    """Parse a text that holds messages or the parts of one: other lists of objects are a prompt."""
-    found = _join_parts(unpack(value) if isinstance(value, str) and value.startswith("[{") else value)
+def as_turns(value: Any) -> Any:
+    """Parse a text that holds messages or the parts of one: other lists are a prompt."""
+    found = _join_parts(unpack(value))
     messages = isinstance(found, list) and all(isinstance(turn, Mapping) and "role" in turn for turn in found)
-    return found if messages or isinstance(found, str) else value
+    return found if (messages and found) or isinstance(found, str) else value
 
 
 def _check_turns(turns: list[Turn]) -> list[Turn]:
@@ -106,7 +120,7 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(_as_list)]
 Prompt = Annotated[  # a text, or a conversation
     Annotated[Text, Tag("text")] | Annotated[list[Turn], AfterValidator(_check_turns), Tag("messages")],
     Discriminator(lambda value: "messages" if isinstance(value, list) else "text"),
-    BeforeValidator(_as_turns),
+    BeforeValidator(as_turns),
 ]
 Identifier = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_check_text)]
 Language = Annotated[Text, AfterValidator(_check_language)]  # an English name or a tag, read as a BCP-47 tag

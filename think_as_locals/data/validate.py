@@ -144,9 +144,9 @@ def _counted(outcomes: Iterable[Outcome], tally: Tally, quarantine: TextIO | Non
 _NEXT_TURN = re.compile(
     # The name of a role, as a chat template without its special tokens leaves it: directly after a text, or at the
     # beginning of a line. "I am an AI assistant" before an empty line does not count.
-    r"(?<![ \t\-`(#:/„“«])(?:assistant|user)\n\n"
+    r"(?<![ \t\-`(#:/„“«])(?:assistant|user)(?:\r?\n){2}"
     r"|<\|(?:im_start|im_end|eot_id|start_header_id|end_header_id|endoftext|end_of_text)\|>"
-    r"|\n\n(?:Human|Assistant):|<(?:start|end)_of_turn>|\[/?INST\]"
+    r"|(?:\r?\n){2}(?:Human|Assistant):|<(?:start|end)_of_turn>|\[/?INST\]"
 )
 _VISIBLE = re.compile(  # not blanks, control characters, direction marks, joiners, fillers, variation selectors
     r"[^\s\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import Tal
 from data.sections import data_section
-from data.tables import a_row, fault_names, outcome_of, write
+from data.tables import a_row, carb_row, fault_names, outcome_of, write
 from items import make_item
 
 from think_as_locals.config.schema import DataSection
@@ -63,6 +63,11 @@ def outcome(folder: Path, name: str, changes: dict[str, Any], *overrides: str) -
         *(("ab", {"winner": None, column: "A"}, {"best": 0}) for column in ("preference", "preferred", "label")),
         *(("ab", {"winner": x}, {"best": 0}) for x in ("A", " response_a ", "response_1", "output_1", "A>>B", "B<A")),
         *(("ab", {"winner": x}, {"best": 1}) for x in ("b", "model_b", "Answer_2", "B>A", "A<B")),
+        # A label names a column, whichever others are empty.
+        *(("ab", {"response_a": None, "response_c": "Why?", "winner": x},
+           {"responses": ("No idea.", "Why?"), "best": 0}) for x in ("B", "response_b", "answer_2")),
+        ("include", {"option_a": None}, {"responses": ("b", "c", "d"), "best": 1}),
+        ("rows", {"prompt": json.dumps(TURNS[:1], indent=1)}, {"prompt": "Hi"}),
         ("m_rewardbench", {}, {"id": "m_rewardbench/zh/Chat Hard/alpacaeval-easy/12", "group": "alpacaeval-easy/12"}),
         ("m_rewardbench", {"language": "deu_Latn"}, {"group": "alpacaeval-easy/12", "language": "de", "culture": None}),
         ("crisp_rm", {}, {"culture": "TH", "language": "en", "domain": "crisp_rm", "best": 0}),
@@ -105,6 +110,8 @@ def test_valid_row_becomes_an_item(
         # Some count responses from 0, some from 1: data.labels says so.
         *(("ab", {"winner": value}, ["unknown_label"]) for value in (1, "0", "first", "C")),
         *(("ab", {"winner": x}, ["tie"]) for x in ("draw", "tie (bothbad)", "both_bad", "both_good", "A=B")),
+        *(("ab", {"response_a": None, "response_c": "Why?", "winner": x}, ["unknown_label"]) for x in ("A", "model_a")),
+        ("include", {"option_a": None, "answer": 0}, ["unknown_label"]),
         ("ab", {"response_b": ""}, ["blank"]),
         ("ab", {"winner": None}, ["missing"]),
         ("m_rewardbench", {"rejected": None}, ["missing"]),
@@ -138,10 +145,12 @@ ASK, YES = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content
          "{prompt: text, responses: [output 1, output 2], best: winner}", "null"),
         ({"conversation_a": [ASK, YES], "conversation_b": [ASK, YES | {"content": "no"}], "winner": "model_a"},
          "{responses: [conversation_a, conversation_b]}", "null"),
+        ({"question": "Is it?", "r1": None, "r2": "yes", "r3": "no", "pick": "R2"},
+         "{prompt: question, responses: [r1, r2, r3], best: pick}", "null"),
         ({"question": "Is it?", "better_answer": "yes", "worse_answer": "no"},
          "{prompt: question, chosen: better_answer, rejected: worse_answer}", "null"),
     ],
-    ids=["PandaLM", "JudgeBench", "names of columns", "MT-Bench", "chosen"],
+    ids=["PandaLM", "JudgeBench", "names of columns", "MT-Bench", "an empty one", "chosen"],
 )  # fmt: skip
 def test_real_judge_files_are_read_by_their_columns_and_labels(
     tmp_path: Path, tal: Tal, row: dict[str, Any], columns: str, labels: str
@@ -205,16 +214,77 @@ def test_conversations_part_where_they_first_differ(tmp_path: Path) -> None:
     assert found.faults[0].detail.startswith("chosen: ")
 
 
-def test_hh_dialogues_are_split_into_their_common_turns_and_the_answers(tmp_path: Path) -> None:
-    (item,) = outcome(tmp_path, "rows", {"prompt": None, "chosen": f"{HH} A wai.", "rejected": f"{HH} A bow."}).items
-    assert item.prompt == "user: Hi\n\nassistant: Hello\n\nuser: How do I greet?"
-    assert item.responses == ("A wai.", "A bow.")
+FIRST = [ASKED, RICE]
+PRINTED = "[{'role': 'user', 'content': 'Q'}\n {'role': 'assistant', 'content': 'A'}]"  # by pandas
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"chosen": PRINTED, "rejected": PRINTED}, ["messages"] * 2),
+        ({"prompt": PRINTED}, ["messages"]),
+        ({"prompt": PRINTED, "chosen": FIRST, "rejected": [ASKED, TOAST]}, ["messages"]),
+        ({"chosen": FIRST, "rejected": [ASKED | {"content": "Lunch?"}, TOAST]}, ["messages"] * 2),
+        ({"chosen": [*FIRST, ASKED], "rejected": [ASKED, TOAST, ASKED]}, ["messages"] * 2),
+        ({"chosen": [ASKED, {"role": "tool", "content": "x"}, RICE], "rejected": FIRST}, ["messages"] * 2),
+        ({"chosen": [{"from": "gpt", "value": "Rice."}]}, ["messages"]),
+        ({"chosen": [{"content": "Rice.", "role": "Assistant"}]}, ["messages"]),
+        ({"chosen": {"role": "assistant", "content": "Rice."}}, ["messages"]),
+        ({"chosen": FIRST, "rejected": [ASKED, TOAST | {"content": None}]}, ["messages"] * 2),
+        ({"chosen": FIRST, "rejected": [[ASKED, TOAST], [ASKED, TOAST]]}, ["messages"] * 2),
+        ({"prompt": [SYSTEM], "chosen": FIRST, "rejected": [ASKED, TOAST]}, []),
+        ({"chosen": [{"name": "Ann", "role": "cook"}], "rejected": [{"from": "Rome", "to": "Bari"}]}, []),
+    ],
+)
+def test_messages_in_a_cell_are_read_or_a_fault(tmp_path: Path, changes: dict[str, Any], expected: list[str]) -> None:
+    path = write(tmp_path / "rows.csv", [PAIR | changes])
+    (found,) = item_outcomes(rows_of(path))
+    assert (fault_names(found), len(found.items)) == (expected, not expected)
+    assert all(turn["role"] == "system" for item in found.items for turn in item.messages[:-1])
+
+
+def test_messages_are_no_prompt_of_carb_nor_a_part_of_a_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "carb.csv", [carb_row(1) | {"prompt": [ASKED]}])
+    (found,) = item_outcomes(data_section(source="carb", path=str(path)))
+    assert fault_names(found) == ["messages"]
+    for given in ({"a": [ASKED], "b": "And why?"}, {"a": "Say:", "b": [ASKED]}):
+        for suffix in (".csv", ".jsonl"):
+            path = write(tmp_path / f"rows{suffix}", [given | {"chosen": "Rice.", "rejected": "Toast."}])
+            (found,) = item_outcomes(rows_of(path, columns={"prompt": ["a", "b"]}))
+            assert fault_names(found) == ["model_type"] * 2
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_hh_dialogues_are_split_into_their_common_turns_and_the_answers(tmp_path: Path, end: str) -> None:
+    dialogue = HH.replace("\n", end)
+    for prompt in (None, "How do I greet?"):
+        row = {"prompt": prompt, "chosen": f"{dialogue} A wai.", "rejected": f"{dialogue} A bow."}
+        (item,) = outcome(tmp_path, "rows", row).items
+        assert item.prompt == "user: Hi\n\nassistant: Hello\n\nuser: How do I greet?"
+        assert item.responses == ("A wai.", "A bow.")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("rest", [" A wai.\n\nHuman: Thanks", " A wai.\n\nHuman: So?\n\nAssistant: Yes."])
+def test_hh_dialogues_that_part_before_the_answers_are_a_fault(tmp_path: Path, rest: str, end: str) -> None:
+    row = {"chosen": f"{HH}{rest}".replace("\n", end), "rejected": "\n\nHuman: No\n\nAssistant: So".replace("\n", end)}
+    assert fault_names(outcome(tmp_path, "rows", row)) == ["dialogue"]
+
+
+def test_long_white_space_takes_no_quadratic_time(tmp_path: Path) -> None:
+    texts = {name: f"Human: hi{gap * 500_000}{name}" for name, gap in (("chosen", "\n"), ("rejected", "\r\n"))}
+    assert outcome(tmp_path, "rows", texts).imported
 
 
 @pytest.mark.parametrize(
     ("prompt", "turns"),
     [
         (f"{HH}", [("user", "Hi"), ("assistant", "Hello"), ("user", "How do I greet?")]),
+        (HH.replace("\n", "\r\n"), [("user", "Hi"), ("assistant", "Hello"), ("user", "How do I greet?")]),
+        (
+            "\r\n\r\nHuman: Hi\r\n\r\nAssistant: Yes?\r\n\r\nHuman: How?",
+            [("user", "Hi"), ("assistant", "Yes?"), ("user", "How?")],
+        ),
         ("\n\nHuman: How do I greet?\n\nAssistant:", []),
         ("Human: is it a name?", []),  # a text that only resembles them
     ],

@@ -25,6 +25,7 @@ from think_as_locals.data.fields import (
     Text,
     Texts,
     Turn,
+    as_turns,
     best_first,
     question_group,
 )
@@ -41,7 +42,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt",),
     "chosen": ("chosen",),
     "rejected": ("rejected",),
-    "responses": ("responses", *(f"response_{letter}" for letter in _LETTERS)),
+    "responses": (*(f"response_{letter}" for letter in _LETTERS), "responses"),
     "best": ("best", "preference", "winner", "preferred", "label"),
     "culture": ("culture", "country"),
     "language": ("language",),
@@ -73,6 +74,7 @@ class _PairRow(_Row):
 class _LabelledRow(_Row):
     responses: Texts
     best: Any
+    letters: str = _LETTERS  # of the responses
 
 
 @dataclass(frozen=True)
@@ -141,14 +143,19 @@ class Columns:
             "group": fields.group or key or question_group(prompt),
             "source": self.source,
         }
+        answers = (fields.chosen, *fields.rejected) if isinstance(fields, _PairRow) else fields.responses
+        if whole := [text for text in answers if _HH_TURN.match(text) and len(_HH_TURN.findall(text)) > 1]:
+            expected = "expected answers, or dialogues that all end with one (Assistant) and part there"
+            yield Fault("dialogue", f"{expected}, got {shown(whole[0])}")
         if isinstance(fields, _PairRow):
             yield best_first(fields.chosen, fields.rejected, **common)
             return
         label = self._label(fields.best)
+        best = fields.letters.find(label or "?")
         if label == "tie":
             yield Fault("tie", f"best is {shown(fields.best)}")
-        elif label is None or (best := _LETTERS.index(label)) >= len(fields.responses):
-            known = ", ".join(LABELS[: len(fields.responses)])
+        elif not 0 <= best < len(fields.responses):
+            known = ", ".join(fields.letters[: len(fields.responses)].upper())
             column = next(name for name in self.names["best"] if row.value.get(name) is not None)
             remedy = "data.labels says what others mean: {1: a, 2: b, 0: tie}"
             yield Fault("unknown_label", f"{column} must be {known} or tie, got {shown(fields.best)}; {remedy}")
@@ -169,12 +176,15 @@ class Columns:
         values: dict[str, Any] = dict(self.defaults)
         for field, names in self.names.items():
             found = [row[name] for name in names if row.get(name) is not None]
+            found = [as_turns(each) for each in found] if field == "prompt" else found
             if not found or (field in _JOINED and row.get(names[-1]) is None):
                 continue
-            if len(found) > 1 and field in _JOINED:
+            if field == "responses" and len(found) > 1:  # a label names a column, whichever others are empty
+                values["letters"] = "".join(x for n, x in zip(names, _LETTERS, strict=False) if row.get(n) is not None)
+            if len(found) > 1 and field in _JOINED and not any(isinstance(each, list) for each in found):
                 values[field] = _JOINED[field].join(map(str, found))
-            elif len(found) > 1 and field in ("rejected", "responses"):
-                values[field] = found
+            elif len(found) > 1 and field in ("rejected", "responses", *_JOINED):
+                values[field] = found  # an error if some are messages
             else:
                 values[field] = found[0]
         values = _without_turns(values)
@@ -215,7 +225,8 @@ def _without_turns(values: dict[str, Any]) -> dict[str, Any]:
     return values | dict(zip(fields, [texts] if fields == ["responses"] else texts, strict=True))
 
 
-_HH_TURN = re.compile(r"(?:\A|\n\n)\s*(Human|Assistant):")
+# Tried only where white space begins: at each of n empty lines, it would take quadratic time.
+_HH_TURN = re.compile(r"(?:\A|(?<!\s)[^\S\n]*\n[^\S\n]*\n)\s*(Human|Assistant):")
 
 
 def _continued(prompt: Any, turns: list[dict[str, str]]) -> Any:
@@ -228,7 +239,7 @@ def _continued(prompt: Any, turns: list[dict[str, str]]) -> Any:
     is_part = any(told[i : i + len(asked)] == asked for i in starts if asked)
     if told[0][0] != "assistant" and (is_part or str(prompt).strip() == join_turns(told)):
         return turns
-    overlap = next((k for k in range(len(told), 0, -1) if asked[-k:] == told[:k]), 0)
+    overlap = next((k for k in range(min(len(asked), len(told)), 0, -1) if asked[-k:] == told[:k]), 0)
     return [*before, *turns[overlap:]]
 
 
@@ -244,7 +255,7 @@ def _turns(value: Any, last: str) -> list[dict[str, str]]:
         turns = [{"role": roles[name], "content": text.strip()} for name, text in pairs]
         if last == "user" and turns[-1] == {"role": "assistant", "content": ""}:
             turns.pop()
-        elif last == "user" and not value.startswith("\n\nHuman:"):
+        elif last == "user" and not value.startswith(("\n\nHuman:", "\r\n\r\nHuman:")):
             return []
     else:
         found = unpack(value)
