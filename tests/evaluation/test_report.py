@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ def test_headline_states_both_accuracies_with_n_and_interval(run: Path) -> None:
     assert "chance is 50.0 %" in page.text
     assert "91.7 % of judgements are in format, and 8.3 % have no verdict (before: 100.0 % and 0.0 %)" in page.text
     assert not any("missing" in (attrs.get("class") or "") for attrs in page.all("aside"))
+
+
+def test_headline_says_what_holds_in_every_order_and_how_often_each_label_is_chosen(run: Path) -> None:
+    assert "Right in every order" not in Page(write_report(run)).text
+    both = judge_all(lambda i: i % 4 > 0, ITEMS)
+    turned = [replace(each, presented=shuffle_responses(each.item, reverse=True)) for each in both]
+    measure(run, 30, [*both, *turned])
+    found = json.loads((run / "carb" / "step-30.json").read_text())
+    shares = " , ".join(f"{label} {100 * of['chosen']:.1f} %" for label, of in found["slot_bias"].items())
+    text = Page(write_report(run)).text  # a blank before each mark behind a tag
+    right = found["order_consistency"]["all_right"]["accuracy"]
+    assert f"Right in every order: {100 * right:.1f} % ; verdicts {shares} ." in text
 
 
 def test_training_overlap_is_marked(tmp_path: Path) -> None:
