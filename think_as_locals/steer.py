@@ -129,6 +129,8 @@ class ScpoRun:
         """Load the global RM, score all responses, and drop the pairs that cannot be used."""
         config = self.config
         rm = self._load(self._global_rm_path(train))
+        if not config.scpo.variants:
+            train = ()
         survey = config.data.source == "globalopinionqa"
         questions = read_questions(path_of(config.data)) if survey else []
         pairs = (*train, *test)
@@ -145,7 +147,8 @@ class ScpoRun:
         if lost := len(known) - len(references):
             self.bar.console.print(f"{lost:,} pairs left out: no other country was asked their question")
         train, test = ([item for item in side if item.id in references] for side in (train, test))
-        _expect_pairs(train, "train on")
+        if config.scpo.variants:
+            _expect_pairs(train, "train on")
         _expect_pairs(test, "test on")
         tested = {item.id: references[item.id] for item in test}
         groups = {item.group for item in test}

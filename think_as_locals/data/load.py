@@ -216,9 +216,9 @@ def join_groups(items: Iterable[Item]) -> list[Item]:
         if item.group == words or f"/{item.group}/" in f"{item.id}/":  # named after words or id, not by a person
             first, second = sorted(root(joined, each) for each in (item.group, words))
             joined[second] = first
-    groups = Counter(root(joined, group) for group in {item.group for item in items})
-    whole = (root(joined, item.group) for item in items)
-    return [replace(item, group=name) if groups[name] > 1 else item for item, name in zip(items, whole, strict=True)]
+    first_by_name = {root(joined, group): group for group in sorted({item.group for item in items}, reverse=True)}
+    names = (first_by_name[root(joined, item.group)] for item in items)
+    return [replace(item, group=name) if name != item.group else item for item, name in zip(items, names, strict=True)]
 
 
 def _matching(

@@ -60,7 +60,7 @@ class VariantTrainer:
         self._by_country = grouped(items, lambda item: str(item.culture))
         rm, requests = self.rm, response_requests(items)
         if self.config.mode.training_text == "as_scored":
-            rows = rm.rows(requests)
+            rows = rm.rows(requests) if requests else []
         else:
             rm.chat.check_texts(items)
             # A tokenizer that has truncated would be saved as one that truncates.
