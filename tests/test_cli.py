@@ -373,7 +373,7 @@ def test_print_config_outputs_only_the_configuration(tal: Tal) -> None:
             ["scpo_quickstart"],
             [
                 *("seeds 0, 1, 2", "7,200 items, 300 question groups, 10 cultures", "2,400 items"),
-                *("150, each up to 135 steps of 16 pairs", "GB for each of 1"),
+                *("150, of each country", "each up to 135 steps of 16 pairs", "GB for each of 1"),
             ],
         ),
         (["carb", "data=quickstart_cards", "eval.items=test"], ["constant", "476 items, 8 question groups"]),

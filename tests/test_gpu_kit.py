@@ -76,6 +76,7 @@ def test_toy_models_leave_gpu_claims_undecided() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_exhausted_budget_starts_no_checks(tmp_path: Path, warm_vllm: str) -> None:
     out = tmp_path / "truth.json"
     words = ["tests/gpu/truth.py", "--only", "machine", "flex", "--budget", "0", "--out", str(out)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -99,4 +100,5 @@ def test_weight_update_is_announced_by_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nccl_unsupported_reason_names_missing_gpu() -> None:
-    assert nccl_unsupported_reason({"gpu": True}) == "the trainer has no GPU"
+    missing = "the trainer has no GPU" if find_spec("vllm") else "vLLM is not installed beside the trainer"
+    assert nccl_unsupported_reason({"gpu": True}) == missing

@@ -251,6 +251,17 @@ class _State:
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return bool(self.conv_states)
 
+    # From transformers 5.23 on, layers ask for what they went on from before.
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return self.record_past
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.conv_states.get(state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.recurrent_states.get(state_idx)
+
     def update_conv_state(
         self, inputs: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0, **_: Any
     ) -> Tensor:

@@ -174,7 +174,8 @@ def require_embeddings(path: str, model: Any, tokenizer: Any) -> None:
 def attention(path: str, revision: str | None) -> dict[str, str]:
     """Return the setting of `from_pretrained` for models that cap attention scores, which SDPA does not (Gemma 2)."""
     settings = PreTrainedConfig.get_config_dict(path, revision=revision)[0]
-    return {"attn_implementation": "eager"} if settings.get("attn_logit_softcapping") else {}
+    caps = isinstance(settings, dict) and settings.get("attn_logit_softcapping")  # a damaged one may hold a list
+    return {"attn_implementation": "eager"} if caps else {}
 
 
 def on_device(model: Any) -> Any:
