@@ -17,7 +17,7 @@ from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
 from think_as_locals.evaluation.judgements import Judgements, order_consistency, slot_bias, tabulate, too_long_note
 from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, indices_by_name
-from think_as_locals.evaluation.ties import composite, missing_rows, row_name
+from think_as_locals.evaluation.ties import composite, row_name
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
 from think_as_locals.runtime.files import read_json, write_json, written_atomically
@@ -228,7 +228,8 @@ def save(
     """Write a CARB file, a table of its judgements and, if given, the entry of this table in `judgements`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table, file = tabulate(scored), path.with_suffix(".parquet")
-    if missing := missing_rows(table, about.get("queried", ())):
+    known = set(table["id"])  # a row of Ties is left out as a whole
+    if missing := {row_name(item.id) for item in about.get("queried", ()) if item.id not in known}:
         table = table[~table["id"].map(row_name).isin(missing)]
     with written_atomically(file) as content:
         table.to_parquet(content, index=False)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from think_as_locals.reward_models.reward_model import is_unanswered
-from think_as_locals.types import Item
 
 _ITEM = re.compile(r"(?P<row>rewardbench2/.+)/\d+-\d+-of-(?P<right>\d+)x(?P<wrong>\d+)(/pair-\d+)?")
 _WEIGHTS = (0.3, 0.3, 0.2, 0.2, 0.01)  # tied rows right, reference rows right, margins, hard margins, their size
@@ -25,12 +23,6 @@ def row_name(name: str) -> str:
     """Return the id of an item's row in its data set, given the item's."""
     found = _ITEM.fullmatch(name)
     return found["row"] if found else name
-
-
-def missing_rows(table: pd.DataFrame, queried: Iterable[Item]) -> set[str]:
-    """Return the names of the rows of which an item has no judgement that was `queried` about."""
-    judged = set(table["id"])
-    return {row_name(item.id) for item in queried if item.id not in judged}
 
 
 def merge_rows(table: pd.DataFrame) -> pd.DataFrame:
