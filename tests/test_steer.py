@@ -45,7 +45,7 @@ from think_as_locals.scpo import trainer as scpo_trainer
 from think_as_locals.scpo.results import VariantResult, fitting_requests, read_result, score_responses
 from think_as_locals.scpo.select import minority_ids, select_pairs
 from think_as_locals.scpo.trainer import make_trainer
-from think_as_locals.types import DataError, Item, RunStoppedError
+from think_as_locals.types import ConfigError, DataError, Item, RunStoppedError
 
 pytestmark = pytest.mark.slow
 
@@ -455,10 +455,11 @@ def test_other_countries_reference_yields_survey_distances(loaded: list[str], tm
         {"question": f"How is number {n}?", "options": options, "source": "GAS", "selections": shares}
         for n in range(10)
     ]
-    data = write(tmp_path / "opinions.jsonl", rows)
+    data = write(tmp_path / "opinions.jsonl", [*rows, {**rows[0], "question": "What else?", "selections": "x"}])
     loaded = ["model.requires_gpu=false", *loaded[2:]]
     survey = [f"data.path={data}", 'data.countries=["TH","JP"]', "data.test_share=0.3", "scpo.learning_rate=0.001"]
-    run = steer(tmp_path, *loaded, *SCPO_ONLY, *survey, "scpo.max_steps=10", recipe="recipes/scpo_globalopinionqa.yaml")
+    again = [*loaded, *SCPO_ONLY, *survey, "scpo.max_steps=10"]
+    run = steer(tmp_path, *again, recipe="recipes/scpo_globalopinionqa.yaml")
     result = found(run)
     assert result["reference"] == "other_countries"
     # Thais prefer Good to Bad, Good to Neither and Bad to Neither: only the last as nine in ten others do.
@@ -468,4 +469,8 @@ def test_other_countries_reference_yields_survey_distances(loaded: list[str], tm
     assert after["mean"] == pytest.approx(before["mean"] + after["gain"]["mean"])
     assert after["mean"] < before["mean"]
     assert result["others_distance"]["n"] == 6
+    assert result["faulty_rows"] == 1
     assert "distance" in (run / "report.html").read_text(encoding="utf-8")
+    write(data, [{**each, "selections": {**shares, "Chile": [0.05, 0.85, 0.05, 0.05]}} for each in rows])
+    with pytest.raises(ConfigError, match="the data differ"):  # in shares, by which pairs are weighed
+        steer(tmp_path, *again, "run.resume=auto", recipe="recipes/scpo_globalopinionqa.yaml")

@@ -172,16 +172,17 @@ def load_pairs(config: ScpoConfig) -> Splits:
     from think_as_locals.data.sources.prism import released_test_people
     from think_as_locals.data.splits import split_people
 
-    data, by_country = config.data, config.mode.split == "by_country"
+    data, by_country, faulty = config.data, config.mode.split == "by_country", list[str]()
     if not config.scpo.variants:
-        found = load(data, config.seed)
+        found = load(data, config.seed, faulty)
         if odd := next((item for item in (*found.train, *found.test) if len(item.responses) != 2), None):
             raise DataError(f"item {odd.id!r} has {len(odd.responses)} responses, expected pairs: data.as_pairs=true")
-        return found
-    pairs = read(data, config.seed)
+        return replace(found, faulty=faulty)
+    pairs = read(data, config.seed, faulty)
     released = data.source == "prism" and not by_country
     test = released_test_people(path_of(data), data.test_share, config.seed) if released else None
-    return split_people(pairs, data.test_share, config.seed, by_country=by_country, test=test)
+    split = split_people(pairs, data.test_share, config.seed, by_country=by_country, test=test)
+    return replace(split, faulty=faulty)
 
 
 def _check(config: Config, data: Any, processes: int | None = None) -> None:
@@ -198,15 +199,20 @@ def _check(config: Config, data: Any, processes: int | None = None) -> None:
 
 def _open(config: Config, data: Any, lock: ExitStack) -> RunFolder:
     """Open and lock the folder of a run, after the last check."""
+    from think_as_locals.data.rows import path_of
+    from think_as_locals.data.sources.globalopinionqa import read_questions
     from think_as_locals.judging.rewards import keep_sources
 
     _check(config, data)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
     if isinstance(config, TrainingConfig):
-        tested = [data.test] if isinstance(config, ScpoConfig) else [each.items for each in data.sets.values()]
-        demonstrated = [] if isinstance(config, ScpoConfig) else data.demonstrations
-        keep_digest(run.items_digest, chain(data.train, *tested, demonstrated))
+        if isinstance(config, ScpoConfig):
+            survey = config.data.source == "globalopinionqa"
+            others = [data.test, read_questions(path_of(config.data)) if survey else []]  # shares, which no item holds
+        else:
+            others = [*(each.items for each in data.sets.values()), data.demonstrations]
+        keep_digest(run.items_digest, chain(data.train, *others))
     if isinstance(config, RunConfig):
         keep_sources(config.reward.own, run.custom_rewards)
     return run

@@ -105,7 +105,7 @@ class ScpoRun:
         train = shuffle_labels(pairs.train, config.seed) if config.data.shuffle_labels else pairs.train
         test = select(pairs.test, config.eval.max_items, BREAKDOWNS["cell"])
         self.bar.console.print(f"{config.run.name}: {len(train):,} training pairs, {len(test):,} test pairs")
-        prepared = self._prepare(train, test)
+        prepared = self._prepare(train, test, len(pairs.faulty))
         specs = variant_specs(config, sorted({str(item.culture) for item in prepared.held_out.items}))
         results = []
         task = self.bar.add_task("", total=len(specs), visible=bool(specs))
@@ -125,7 +125,7 @@ class ScpoRun:
             print_result(f"report      {report}")
             print_result(f"models      {self.folder.steered_models if specs else self.folder.global_rm.model}")
 
-    def _prepare(self, train: Sequence[Item], test: Sequence[Item]) -> Prepared:
+    def _prepare(self, train: Sequence[Item], test: Sequence[Item], faulty: int) -> Prepared:
         """Load the global RM, score all responses, and drop the pairs that cannot be used."""
         config = self.config
         rm = self._load(self._global_rm_path(train))
@@ -161,6 +161,7 @@ class ScpoRun:
             tie=0.5 if config.mode.ties == "half" else 0.0,
             samples=config.eval.bootstrap_samples,
             seed=config.seed,
+            faulty=faulty,
         )
         return Prepared(rm, scores, self._trainer(rm, train), references, held_out)
 
@@ -181,6 +182,8 @@ class ScpoRun:
             rm = self._load(str(folder.untrained))
             fitting = {by_response(request) for request in fitting_requests(rm, response_requests(train))}
             short = [item for item in train if fitting >= set(pair_keys(item))]
+            if lost := len(train) - len(short):
+                self.bar.console.print(f"{lost:,} training pairs left out: they exceed {rm.max_length} tokens")
             _expect_pairs(short, "train on")
             self._trainer(rm, short).train_pooled(config.global_rm, "global_rm", folder)
         return str(folder.model)

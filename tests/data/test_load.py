@@ -213,6 +213,22 @@ def test_split_depends_on_no_order_of_rows_whose_prompts_repeat(tmp_path: Path) 
     assert named == "rows/4"
 
 
+def test_groups_that_rows_give_themselves_are_not_joined(tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": f"u{n}/{i}",
+            "group": f"u{n}",
+            "prompt": "Hi there" if i else f"Hi, {n}",
+            "chosen": f"a{n}{i}",
+            "rejected": "b",
+        }
+        for n in range(6)
+        for i in range(2)
+    ]
+    path = write(tmp_path / "rows.jsonl", rows)
+    assert {item.group for item in read(data_section(source="rows", path=str(path)))} == {f"u{n}" for n in range(6)}
+
+
 def test_many_questions_that_share_groups_take_linear_time(tmp_path: Path) -> None:
     items = [
         an_item(n, id=f"item/{n}/{(n + 1) // 2}", group=str((n + 1) // 2), prompt=f"{n // 2}?") for n in range(40_000)

@@ -90,7 +90,8 @@ def test_faults_on_one_rank_end_both_ranks_only_above_the_limit(tmp_path: Path, 
     assert not (tmp_path / "faults" / "step-1-rank-0.safetensors").exists()
 
 
-def test_reward_beyond_float32_is_not_finite(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, correctness=lambda *_: 1e39)
+@pytest.mark.parametrize("reward", [1e39, 1e30])  # whose square is beyond it: the spread of a group would be infinite
+def test_reward_beyond_float32_is_not_finite(tmp_path: Path, reward: float) -> None:
+    trainer = tiny_trainer(tmp_path, correctness=lambda *_: reward)
     with pytest.raises(TrainingError, match="step 1: reward not finite on rank 0"):
         trainer.train()

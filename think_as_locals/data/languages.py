@@ -71,8 +71,8 @@ def named_culture(text: str) -> str:
 
 
 _ERRORS = ("#n/a", "#n/a n/a", "#value!", "#ref!", "#name?", "#null!", "#num!", "#div/0!")  # of spreadsheets
-_MISSING = ("nan", "nat", "n/a", "n.a.", "none", "null", "(null)", "nil", "<na>", "\\n", "-", "?", "unknown")
-PLACEHOLDERS = frozenset({*_MISSING, *_ERRORS})
+_MARKS = ("nan", "nat", "n/a", "n.a.", "none", "null", "(null)", "nil", "<na>", "\\n", "-", "--", ".", "?")
+PLACEHOLDERS = frozenset({*_MARKS, *_ERRORS, "unknown", "undefined", "missing", "no answer"})
 """What tables write, folded, where a cell is empty."""
 
 

@@ -148,14 +148,12 @@ def read(data: DataSection, seed: int = 0, faulty: list[str] | None = None) -> S
     """
     check_settings(data)
     source = SOURCES[data.source]
+    left_out = None if data.faulty_rows == "error" else [] if faulty is None else faulty
     try:
         if source.items:
-            items = source.items(data, seed)
+            items = source.items(data, seed, left_out)
         else:
-            left_out = [] if faulty is None else faulty
-            items = valid_items(
-                mark_repeats(row_outcomes(data, seed)), left_out if data.faulty_rows == "skip" else None
-            )
+            items = valid_items(mark_repeats(row_outcomes(data, seed)), left_out)
         return choose(items, data, source.applies, seed)
     except DataError as error:
         other: str = data.source
@@ -213,7 +211,8 @@ def join_groups(items: Iterable[Item]) -> list[Item]:
     items, joined = list(items), dict[str, str]()
     for item in items:
         words = question_group(item.prompt)
-        if item.group == words or f"/{item.group}/" in f"{item.id}/":  # named after words or id, not by a person
+        # Named after the words or the id, not given by the row itself.
+        if item.group == words or item.source == "blend" or item.id.endswith(f"/{item.group}"):
             first, second = sorted(root(joined, each) for each in (item.group, words))
             joined[second] = first
     first_by_name = {root(joined, group): group for group in sorted({item.group for item in items}, reverse=True)}

@@ -26,6 +26,7 @@ class Splits:
     train: tuple[Item, ...]
     validation: tuple[Item, ...]
     test: tuple[Item, ...]
+    faulty: Sequence[str] = ()  # rows that were left out
 
     @classmethod
     def by_unit(
@@ -35,7 +36,8 @@ class Splits:
         sides: tuple[list[Item], ...] = ([], [], [])
         for item, unit in zip(items, units, strict=True):
             sides[2 if unit in test else 1 if unit in validation else 0].append(item)
-        return cls(*map(tuple, sides))
+        train, held_out, tested = map(tuple, sides)
+        return cls(train, held_out, tested)
 
 
 def split_items(items: Sequence[Item], split: Split, test_share: float, validation_share: float | None) -> Splits:

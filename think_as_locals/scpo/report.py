@@ -71,7 +71,8 @@ def write_report(
         "reference": config.scpo.reference,
         "n": len(held_out.items),
         "left_out": held_out.left_out,
-        "resampled": "questions of the survey" if held_out.questions else "people",
+        "faulty_rows": held_out.faulty,
+        "resampled": "questions of the survey" if held_out.questions else "people" if results else "question groups",
         "minority_share": len(held_out.minority) / len(held_out.items),
         "max_accuracy_drop": MAX_ACCURACY_DROP,
         **summarise(held_out, global_scores, results),
@@ -131,7 +132,8 @@ def _markdown(summary: dict[str, Any], found: Mapping[str, DataFrame]) -> str:
         f"Per cent with 95 % intervals over {summary['resampled']}; n = {summary['n']} test pairs of {len(countries)} "
         f"countries, {100 * summary['minority_share']:.1f} % of them a minority's view. Gains are over the global RM "
         f"on the same pairs. Others: pairs of all other countries, judged by a country's model. {summary['left_out']} "
-        f"training and test pairs are left out. Mode: {summary['mode']['name']}."
+        f"training and test pairs are left out, and {summary['faulty_rows']} rows with faults. Mode: "
+        f"{summary['mode']['name']}."
     )
     improved = [
         f"- {VARIANT_NAMES[variant]}: minority accuracy rises and overall accuracy falls by "

@@ -188,6 +188,7 @@ class HeldOutSet:
     tie: float  # what two equal scores count
     samples: int  # of the bootstrap over people, for the intervals
     seed: int  # of the bootstrap
+    faulty: int = 0  # rows of the data with a fault, which gave no pair
 
 
 def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[VariantResult]) -> dict[str, Any]:

@@ -66,7 +66,8 @@ class RewardGuard:
         """Return how many rewards failed on all ranks; too many, or one that is not finite, are a TrainingError."""
         faults = [row["fault"] for row in rows if row["fault"] is not None]
         rewards = [v for row in rows for name, v in row.items() if name.startswith("reward") and v is not None]
-        infinite = not bool(torch.tensor(rewards, dtype=torch.float32).isfinite().all())  # in TRL's type
+        # In TRL's type, which squares them for their spread.
+        infinite = not bool(torch.tensor(rewards, dtype=torch.float32).square().sum().isfinite())
         too_many = sum(self.failed) > self._config.max_fault_share * self._config.fault_window
         # The first fault alone: later ones may be its consequences.
         ranks = gather_object([(len(faults), too_many, infinite, *faults[:1])])

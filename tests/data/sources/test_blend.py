@@ -18,7 +18,7 @@ from think_as_locals.config.schema import DataSection
 from think_as_locals.data import flip_sets
 from think_as_locals.data import read as read_selected
 from think_as_locals.data.sources import blend, jsonl, recognise
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, DataWarning, Item
 
 Answers = dict[Any, int]
 """Votes for each answer: a text, or a tuple of its spellings."""
@@ -279,8 +279,22 @@ def test_invalid_file_error_names_the_file(tmp_path: Path, case: str) -> None:
     name = "annotations/China_data.json" if case in BAD_ANNOTATIONS else "questions/US_questions.csv"
     content = (BAD_ANNOTATIONS | BAD_QUESTIONS)[case]
     (a_folder(tmp_path) / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    expected = r": no row with the ID 'Al-en-01'" if case == "without a question" else ""
-    with pytest.raises(DataError, match=re.escape(name) + expected):
+    with pytest.raises(DataError, match=re.escape(name)):
+        read(tmp_path)
+
+
+def test_question_with_a_fault_is_left_out_of_the_others(tmp_path: Path) -> None:
+    whole = list(blend.read(section(a_folder(tmp_path)), 0, []))
+    file = tmp_path / "annotations" / "China_data.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    (question, *_) = content
+    content |= {question: {"annotations": "x"}, "Unknown-01": content[question]}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.warns(DataWarning, match=r"left out 2 of .* rows with faults, .*annotations.*Unknown-01"):
+        rest = list(blend.read(section(tmp_path), 0, faulty := []))
+    assert 0 < len(rest) < len(whole)
+    assert len(faulty) == 2
+    with pytest.raises(DataError, match="China_data"):
         read(tmp_path)
 
 

@@ -76,6 +76,7 @@ def test_response_without_a_counterpart_is_reported_as_unpaired(rows: list[Row])
         ({"response": "", "human_rating": "good"}, ["blank", "float_parsing"]),
         ({"human_rating": None, "associated_culture": None}, ["missing", "missing"]),
         ({"question": "In English?"}, ["unknown_language"]),
+        ({"associated_culture": "Native (nan)"}, ["unknown_culture"]),
     ],
 )
 def test_invalid_row_reports_every_fault(changes: dict[str, Any], expected: list[str]) -> None:

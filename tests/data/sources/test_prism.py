@@ -238,3 +238,6 @@ def test_released_test_people_match_datasets_train_test_split(tmp_path: Path) ->
     expected = Dataset.from_list(survey).train_test_split(test_size=0.15, seed=7)["test"]["user_id"]
     found = prism.released_test_people(str(folder(tmp_path, survey)), 0.15, 7)
     assert (found, len(found)) == (set(expected), 7)  # those without a known country are drawn as well
+    (tmp_path / "other").mkdir()
+    with_a_fault = folder(tmp_path / "other", [*survey, {"location": {}}])
+    assert prism.released_test_people(str(with_a_fault), 0.15, 7) == found

@@ -27,7 +27,8 @@ class Source:
 
     about: str  # for the model card
     outcomes: Callable[[DataSection, int], Iterator[Outcome]] | None = None  # of its rows; `None` if it is generated
-    items: Callable[[DataSection, int], Iterator[Item]] | None = None  # `None` if they are simply those of the rows
+    # Given a list for the errors of rows that are left out, or `None`; missing if they are simply those of the rows.
+    items: Callable[[DataSection, int, list[str] | None], Iterator[Item]] | None = None
     fields: tuple[str, ...] = ()  # by which its rows are recognised
     files: tuple[str, ...] = ()  # by which a folder of it is recognised, if it has a layout of its own
     applies: frozenset[str] = frozenset()  # selection keys that it applies itself
@@ -69,14 +70,14 @@ def _in_english(row: Row) -> Row:
 SOURCES: dict[str, Source] = {
     "culture_cards": Source(
         about="the culture cards of Think-as-Locals, written for that project (licence: Apache-2.0)",
-        items=read_culture_cards,
+        items=lambda data, seed, _: read_culture_cards(data, seed),
         applies=frozenset({"languages"}),
         stands_in=True,
     ),
     "opinion_cards": Source(
         about="preferences of simulated people, generated from the culture cards of Think-as-Locals; nobody was asked "
         "(licence: Apache-2.0)",
-        items=read_opinion_cards,
+        items=lambda data, seed, _: read_opinion_cards(data, seed),
         applies=frozenset({"groups"}),
     ),
     "blend": Source(

@@ -16,13 +16,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, StringConstraints, ValidationError
 
 from think_as_locals.config.schema import DataSection
+from think_as_locals.data.languages import PLACEHOLDERS
 from think_as_locals.data.rows import Fault, Outcome, Row, faults_of, path_of, size_of, valid_items, warn_unread
 from think_as_locals.data.splits import flip_set_combinations
 from think_as_locals.runtime.files import read_json
@@ -63,7 +64,8 @@ class Votes(BaseModel):
     @property
     def spellings(self) -> list[str]:
         """Return the spellings that contain a word."""
-        return [text for text in self.en_answers if text and re.search(r"\w", text)]
+        texts = filter(None, self.en_answers)
+        return [text for text in texts if re.search(r"\w", text) and text.casefold() not in PLACEHOLDERS]
 
 
 class QuestionRow(BaseModel):
@@ -107,16 +109,18 @@ class RegionQuestion:
         )
 
 
-def read(data: DataSection, seed: int) -> Iterator[Item]:
+def read(data: DataSection, seed: int, faulty: list[str] | None = None) -> Iterator[Item]:
     """Yield the items of BLEnD: flip sets, and single items for regions that are in none.
 
     `data.path` is a folder with `annotations/<Region>_data.json` and `questions/<Region>_questions.csv`; each of
     `data.languages` is `en` or `own` (the region's language).
     """
     by_question, invalid = _questions(data)
-    yield from valid_items(invalid)
-    for question, regions in by_question.items():
-        yield from _items(question, regions, data, seed)
+    made = (
+        Outcome(regions[0].row, tuple(_items(question, regions, data, seed)))
+        for question, regions in by_question.items()
+    )
+    yield from valid_items(chain(invalid, made), faulty)
 
 
 def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
@@ -200,8 +204,9 @@ def _questions(data: DataSection) -> tuple[dict[str, list[RegionQuestion]], list
                 invalid.append(Outcome(row, faults=tuple(faults)))
                 continue
             if question not in topics:
-                missing = f"no row with the ID {question!r}, which the annotations ask; expected its Topic"
-                raise DataError(f"{files[0]}: {missing}")
+                fault = Fault("unknown_question", f"question {question!r}: no row of {files[0]} has this ID")
+                invalid.append(Outcome(row, faults=(fault,)))
+                continue
             valid.append((region, question, row, fields))
     if not valid and not invalid:
         expected = f"no <Region>_data.json of {', '.join(REGIONS)}; data.path is a folder of BLEnD's data"

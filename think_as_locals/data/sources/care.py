@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AliasChoices, Field, FiniteFloat
 
 from think_as_locals.data.fields import RowModel, Text, best_first
-from think_as_locals.data.languages import culture_code
+from think_as_locals.data.languages import culture_code, culture_fault
 from think_as_locals.data.rows import Fault, Outcome, Row
 from think_as_locals.types import Item
 
@@ -86,7 +86,9 @@ def outcomes(rows: Iterable[Row], pairs_per_question: int | None) -> Iterator[Ou
 
     def read(row: Row) -> Iterator[Fault]:
         fields = CareRow.model_validate(row.value)
-        if fields.language:
+        if fault := culture_fault(fields.culture):
+            yield Fault("unknown_culture", f"associated_culture: got {fields.associated_culture!r}, {fault}")
+        elif fields.language:
             questions[fields.prompt].append((row, fields))
         else:
             yield Fault("unknown_language", "the question has no Arabic, Chinese or Japanese letter")

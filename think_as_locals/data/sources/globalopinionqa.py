@@ -84,11 +84,10 @@ class OpinionRow(RowModel):
 
 
 def read_questions(path: str) -> list[OpinionQuestion]:
-    """Return the questions at a path as in `data.path`; raise a `DataError` at the first bad row."""
+    """Return the questions at a path as in `data.path`, but of rows with an error."""
     found: dict[tuple[str, tuple[str, ...]], OpinionQuestion] = {}
     for outcome, question in _read_rows(read_rows(path)):
-        outcome.raise_errors()
-        if question is not None:
+        if question is not None and not outcome.errors:
             first = found.setdefault((question.id, question.options), question)
             found[question.id, question.options] = replace(first, shares={**first.shares, **question.shares})
     return list(found.values())

@@ -118,7 +118,8 @@ def released_test_people(path: str, share: float, seed: int) -> frozenset[str]:
     """
     from numpy.random import default_rng
 
-    people = [str(row.value["user_id"]) for row in _read_table(path, "survey")]
+    rows = (row.value for row in _read_table(path, "survey"))
+    people = [str(row["user_id"]) for row in rows if isinstance(row, Mapping) and "user_id" in row]
     return frozenset(people[i] for i in default_rng(seed).permutation(len(people))[: ceil(share * len(people))])
 
 
