@@ -49,7 +49,8 @@ from think_as_locals.data import load
 load(SimpleNamespace(source="culture_cards", path=None, split="group", test_share=0.2, validation_share=None,
                      languages=["en"], groups=["hot_drink", "egg_dish", "table_taboo"],
                      num_responses=4, sets_per_group=1, max_groups=None, countries=None, min_share_gap=None,
-                     as_pairs=False, max_items=None, hide_place=False, culture=None, language=None, domain=None))
+                     as_pairs=False, max_items=None, hide_place=False, culture=None, language=None, domain=None,
+                     faulty_rows="skip"))
 """
     assert not run(then)[1] & set(HEAVY)
 
