@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
@@ -22,7 +23,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.utils.data import SequentialSampler
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, TrainerCallback
 from transformers.modeling_outputs import SequenceClassifierOutput
 from trl import RewardConfig, RewardTrainer
 
@@ -40,6 +41,7 @@ from think_as_locals.scpo.results import VariantSpec, pair_keys, response_reques
 from think_as_locals.scpo.select import Reference, select_pairs
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, StopSignals, save_model, train_stage
 from think_as_locals.training.grpo import trains_adapter, trl_arguments
+from think_as_locals.training.logging import LiveView
 from think_as_locals.types import Item
 
 _logger = logging.getLogger(__name__)
@@ -71,7 +73,9 @@ class VariantTrainer:
     def train_pooled(self, section: GlobalRMSection, stage: str, output: StageFolder) -> None:
         """Train on the pairs of all countries, each with weight 1."""
         items = [(item, 1.0) for of_country in self._by_country.values() for item in of_country]
-        self._train(stage, items, section, {"seed": self.config.seed, "max_steps": section.max_steps}, output)
+        changes: dict[str, float] = {"seed": self.config.seed, "max_steps": section.max_steps}
+        with closing(LiveView(self.console, "global RM")) as view:
+            self._train(stage, items, section, changes, output, [view])
 
     def train_variant(
         self, spec: VariantSpec, references: Mapping[str, Reference], output: StageFolder
@@ -97,6 +101,7 @@ class VariantTrainer:
         section: GlobalRMSection,
         changes: dict[str, float],
         output: StageFolder,
+        callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
         config, rm = self.config, self.rm
         checkpoints = Checkpoints(output.checkpoints, section.save_total_limit)
@@ -110,7 +115,7 @@ class VariantTrainer:
             lora=config.lora if trains_adapter(config, section) else None,
             dropout=config.mode.dropout,
         )
-        train_stage(self.folder, trainer, stage, self.signals, self.console)
+        train_stage(self.folder, trainer, stage, self.signals, self.console, callbacks)
         trainer.model.config.get_text_config().pad_token_id = rm.pad_id  # as in the base model, even if None
         hashes = training_hashes([item for item, _ in weighted], rm.path, config.model.revision)
         finish = partial(save_training_items, hashes)

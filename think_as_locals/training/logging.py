@@ -144,6 +144,7 @@ class EvalCallback(TrainerCallback):
 _METRICS = {  # metric -> label and format
     "loss": ("loss", "{:.3f}"),
     "mean_token_accuracy": ("token accuracy", "{:.3f}"),
+    "accuracy": ("pairs right", "{:.1%}"),
     "reward": ("reward", "{:+.3f}"),
     "rewards/correctness/mean": ("correctness", "{:+.3f}"),
     "rewards/structure/mean": ("structure", "{:.3f}"),
