@@ -116,7 +116,7 @@ def test_scalar_recipe_trains_a_head_on_pairs_without_a_culture(tmp_path: Path) 
         for number in range(40):
             rows.writerow([f"What is {number} and {number + 1} together?", str(2 * number + 1), "I do not know."])
     data = ["data=rows", f"data.path={tmp_path / 'my.csv'}"]
-    small = ["global_rm.max_steps=12", "global_rm.batch_size=8", "global_rm.learning_rate=0.001", "scpo.max_length=64"]
+    small = ["global_rm.max_steps=6", "global_rm.batch_size=4", "global_rm.learning_rate=0.001", "scpo.max_length=64"]
     run = start("scalar", [*data, *small, f"model.path={MODEL}", f"run.dir={tmp_path}", "run.name=scalar"])
     (overall,) = (row["overall"] for row in read_json(run.steering)["means"])
     judged = load_recipe("recipes/pretrained.yaml", [*data, "eval.leaks=refuse"])
