@@ -43,11 +43,11 @@ def estimates(config: TrainingConfig, launch: Launch) -> list[tuple[str, str]]:
     except ThinkAsLocalsError as error:
         return [("memory", f"not known: {error}")]
     each, dtype = operations(config, counts), config.model.dtype
-    rate, half = product_rate(dtype), product_rate("bfloat16")
+    rate = product_rate(dtype)
     speed = (
         f"about {rate / each:,.0f} tokens/s forward and backward on each device: {each / 1e9:.2g} G operations a "
         f"token, {rate / 1e9:,.0f} G a second in a {dtype} matrix product"
     )
-    if config.model.path and half > _WORTHWHILE * rate:
+    if config.model.path and dtype == "float32" and (half := product_rate("bfloat16")) > _WORTHWHILE * rate:
         speed += f"; model.dtype=bfloat16 is {half / rate:.1f} times as fast here"
     return [("memory", describe(config, launch, counts)), ("speed", speed)]

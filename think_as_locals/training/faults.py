@@ -75,7 +75,9 @@ class RewardGuard:
             fault = "reward not finite" if infinite else "rewards failed"
             _record(self._folder, step, PartialState().process_index, fault, parquet(rows), ".parquet")
         if bad := [rank for rank, (_, _, infinite, *_) in enumerate(ranks) if infinite]:
-            raise _not_finite_error("reward", step, bad, self._folder, "fix the component that gave it")
+            raise _not_finite_error(
+                "reward", step, bad, self._folder, "fix the component that gave it: its square must fit float32"
+            )
         if over := [rank for rank, (_, too_many, *_) in enumerate(ranks) if too_many]:
             config, first = self._config, ranks[over[0]][3]
             raise TrainingError(

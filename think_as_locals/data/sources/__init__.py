@@ -27,7 +27,7 @@ class Source:
 
     about: str  # for the model card
     outcomes: Callable[[DataSection, int], Iterator[Outcome]] | None = None  # of its rows; `None` if it is generated
-    # Given a list for the errors of rows that are left out, or `None`; missing if they are simply those of the rows.
+    # If they are not simply those of the rows; errors of rows go into the list, and without one are raised.
     items: Callable[[DataSection, int, list[str] | None], Iterator[Item]] | None = None
     fields: tuple[str, ...] = ()  # by which its rows are recognised
     files: tuple[str, ...] = ()  # by which a folder of it is recognised, if it has a layout of its own
