@@ -24,7 +24,7 @@ from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.hub.card import model_card
 from think_as_locals.hub.push import prepare
-from think_as_locals.hub.source_run import JudgeRun, SteeredRun, read_judge_run
+from think_as_locals.hub.source_run import JudgeRun, ScalarRun, read_judge_run
 from think_as_locals.reward_models.reward_model import identify_weights
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
@@ -62,10 +62,11 @@ def judge_run(folder: Path, *overrides: str, **known: Any) -> JudgeRun:
 
 def steered_run(
     folder: Path, recipe: str, *overrides: str, spec: Mapping[str, Any] | None = None, **figures: Any
-) -> SteeredRun:
+) -> ScalarRun:
+    """Of a steered reward model."""
     spec = {"country": "TH", "variant": "scpo", "seed": 0, **(spec or {})}
     known = {"resampled": "people", "differences": [], "distance": NO_DISTANCE, "seeds": ONE_SEED, **figures}
-    return SteeredRun(
+    return ScalarRun(
         folder=RunFolder(folder),
         model=folder / "model",
         config=cast("ScpoConfig", load_config(f"recipes/{recipe}.yaml", ["run.name=mine", *overrides])),
@@ -86,7 +87,7 @@ MIX = ("data=mix", "data.weights={cards: 2, survey: 0.5}")
 MIX += ("data.mix.cards=quickstart_cards", "data.mix.survey=globalopinionqa", "data.mix.survey.path=mine.csv")
 UNKNOWN = {"environment": {}, "results": (), "hours": None, "device": None, "parameters": None, "steps": None}
 HOSTILE = ["A country's model is trained and scored with dropout on.", "# <b>`x`\x1b[2J"]
-CARDS: dict[str, Callable[[Path], JudgeRun | SteeredRun]] = {
+CARDS: dict[str, Callable[[Path], JudgeRun | ScalarRun]] = {
     "judge": judge_run,
     "judge_of_which_little_is_known": lambda folder: judge_run(folder, **UNKNOWN),
     "judge_on_gpus": lambda folder: judge_run(folder, *HUB_DATA, device="NVIDIA H100 80GB HBM3"),
@@ -104,6 +105,11 @@ CARDS: dict[str, Callable[[Path], JudgeRun | SteeredRun]] = {
     ),
     "steered_baseline_of_several_seeds": lambda folder: steered_run(
         folder, "scpo_quickstart", spec={"variant": "full", "seed": 2}, seeds=SEEDS, others={"n": 0}
+    ),
+    "scalar": lambda folder: replace(
+        run := steered_run(folder, "scalar", "data.path=BLEnD"),
+        result=None,
+        figures={**run.figures, "rows": [GLOBAL, {**GLOBAL, "country": "TH"}], "resampled": "question groups"},
     ),
 }
 

@@ -89,6 +89,20 @@ def test_card_figures_match_the_country(steered_run: Path) -> None:
     assert len(table[1].splitlines()) == 3
 
 
+def test_global_reward_model_is_pushed_with_its_figures_by_country(steered_run: Path) -> None:
+    found = json.loads((steered_run / "scpo.json").read_text())
+    content = content_of(prepare(steered_run, REPO, model="global_rm"))
+    assert content["config.json"] == (steered_run / "global_rm" / "model" / "config.json").read_bytes()
+    rows = [row for row in found["rows"] if row["variant"] == "global"]
+    assert json.loads(content["scpo.json"])["rows"] == [found["means"][0], *rows]
+    card = content["README.md"].decode()
+    assert "steered to" not in card
+    for row in rows:
+        low, high = row["overall"]["ci95"]
+        figures = f"{100 * row['overall']['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        assert f"\\({row['country']}\\) | {row['overall']['n']} | {figures} |" in card
+
+
 @pytest.mark.parametrize("chat", [True, False], ids=["chat template", "text pair"])
 def test_card_examples_reproduce_the_scores(steered: Path, chat: bool, capsys: pytest.CaptureFixture[str]) -> None:
     model = steered / "models" / THAI

@@ -38,11 +38,13 @@ def add(commands: Any) -> None:
     validity.add_argument("--json", action="store_true", help=as_json)
     validity.set_defaults(command=_validity)
 
-    to_hub = "push a trained judge or a steered reward model to the Hugging Face Hub, privately"
+    to_hub = "push a trained judge or scalar reward model to the Hugging Face Hub, privately"
     push = commands.add_parser("push", help=to_hub)
     push.add_argument("run", type=Path, help="folder of a training run")
     push.add_argument("--repo", required=True, metavar="OWNER/NAME", help="repository, created if needed")
-    push.add_argument("--model", metavar="NAME", help="for an SCPO run: which of its models/, e.g. TH/scpo-seed-0")
+    push.add_argument(
+        "--model", metavar="NAME", help="for an SCPO run: TH/scpo-seed-0, ... of its models/, or global_rm"
+    )
     push.add_argument(
         "--adapter", action="store_true", help="push the LoRA adapter alone, not merged into the base model"
     )

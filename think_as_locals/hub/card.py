@@ -17,7 +17,7 @@ from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.evaluation.pages import templates
 from think_as_locals.evaluation.tables import escape_markdown
 from think_as_locals.hub.files import CARD, RESULTS, HubFile
-from think_as_locals.hub.source_run import CarbResult, JudgeRun, SteeredRun, TrainedRun, hub_data
+from think_as_locals.hub.source_run import CarbResult, JudgeRun, ScalarRun, TrainedRun, hub_data
 from think_as_locals.judging import prompt_digest
 from think_as_locals.runtime.files import read_json
 from think_as_locals.scpo.report import VARIANT_NAMES
@@ -27,7 +27,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
+def model_card(run: JudgeRun | ScalarRun, repo: str, adapter: bool) -> HubFile:
     """Return the `README.md` of a repository, which holds a model or (`adapter`) only an adapter."""
     environment = templates(Path(__file__).parent).overlay(finalize=_escape)
     environment.filters = {**environment.filters, "hub_data": hub_data}
@@ -58,11 +58,14 @@ def _escape(value: object) -> object:
     return Markup(escape_markdown(printable))  # noqa: S704
 
 
-def _metadata(run: TrainedRun, adapter: bool) -> ModelCardData:
+def _metadata(run: JudgeRun | ScalarRun, adapter: bool) -> ModelCardData:
     """Return the card's metadata, only with names that the Hub accepts."""
     languages = {tag for result in run.results for tag in result.summary["by_language"]}
     datasets = [data["id"] for section in run.config.data.sources.values() if (data := hub_data(section))]
     judge = isinstance(run, JudgeRun)
+    kind = ["generative-reward-model", "llm-as-a-judge", "grpo"]
+    if isinstance(run, ScalarRun):
+        kind = ["scpo"] if run.result else []
     return ModelCardData(
         language=sorted(filter(_LANGUAGE.fullmatch, languages)) or None,
         license=run.licence,
@@ -72,10 +75,7 @@ def _metadata(run: TrainedRun, adapter: bool) -> ModelCardData:
         base_model=run.base,
         base_model_relation=("adapter" if adapter else "finetune") if run.base else None,
         datasets=list(dict.fromkeys(datasets)) or None,
-        tags=[
-            *("think-as-locals", "reward-model"),
-            *(("generative-reward-model", "llm-as-a-judge", "grpo") if judge else ("scpo",)),
-        ],
+        tags=["think-as-locals", "reward-model", *kind],
     )
 
 

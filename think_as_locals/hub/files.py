@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from think_as_locals.hub.source_run import JudgeRun, SteeredRun, TrainedRun
+from think_as_locals.hub.source_run import JudgeRun, ScalarRun, TrainedRun
 from think_as_locals.judging import prompt_texts
 from think_as_locals.reward_models.judge import SETTINGS_FILE
 from think_as_locals.reward_models.training_items import TRAINING_ITEMS_FILE
@@ -72,7 +72,7 @@ def is_pushed_path(path: str) -> bool:
     return path in names or any(pattern.fullmatch(path) for pattern in (_WEIGHTS, _GENERATED))
 
 
-def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFile], list[str]]:
+def collect_files(run: JudgeRun | ScalarRun, adapter: bool) -> tuple[list[HubFile], list[str]]:
     """Return the files to push, except the card and its results, and the reasons why others are left out.
 
     With `adapter`, these are those of the LoRA adapter instead of the judge that it is merged into.
@@ -106,7 +106,7 @@ def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFi
     return [*files, *_about(run)], left_out
 
 
-def _about(run: JudgeRun | SteeredRun) -> Iterator[HubFile]:
+def _about(run: JudgeRun | ScalarRun) -> Iterator[HubFile]:
     """Yield the prompt of a judge or the figures of a country, and the results, which contain no text of items."""
     if isinstance(run, JudgeRun):
         for name, text in sorted(prompt_texts(run.settings.prompt).items()):

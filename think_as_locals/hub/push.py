@@ -12,7 +12,7 @@ from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled, RepositoryNo
 from think_as_locals.hub.card import eval_results, model_card
 from think_as_locals.hub.files import HubFile, collect_files, is_pushed_path
 from think_as_locals.hub.leaks import scan_for_leaks
-from think_as_locals.hub.source_run import read_judge_run, read_steered_run
+from think_as_locals.hub.source_run import read_judge_run, read_scalar_run
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, ThinkAsLocalsError, first_of
 
@@ -62,7 +62,7 @@ def prepare(
     if repo.count("/") != 1:
         raise ConfigError(f"--repo: got {repo!r}, expected owner/name")
     steered = model is not None or RunFolder(run).steering.is_file()
-    source = read_steered_run(run, model, evaluations) if steered else read_judge_run(run, evaluations)
+    source = read_scalar_run(run, model, evaluations) if steered else read_judge_run(run, evaluations)
     files, left_out = collect_files(source, adapter)
     if licence is not None:
         if licence == "other" and not any(file.path == "LICENSE" for file in files):

@@ -30,6 +30,7 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _FIGURES = [
     *("dataset", "mode", "differences", "filter_threshold", "weight_temperature", "reference", "resampled", "rows")
 ]
+GLOBAL_RM = "global_rm"  # for `--model`; the stage that trains it has this name too
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -83,12 +84,14 @@ class JudgeRun(TrainedRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SteeredRun(TrainedRun):
-    """An SCPO run and one of its reward models."""
+class ScalarRun(TrainedRun):
+    """A run that trained scalar reward models, and one of them."""
 
     config: ScpoConfig
-    result: VariantResult
-    figures: dict[str, Any]  # results of its country; `rows`: of the global RM, and of the variant over seeds
+    result: VariantResult | None  # None: the global RM
+    # Its results. `rows` of a steered model: the global RM on its country, and the variant over seeds; of the global
+    # RM: all test pairs, and those of each country.
+    figures: dict[str, Any]
 
 
 def read_judge_run(path: Path, evaluations: Sequence[Path] = ()) -> JudgeRun:
@@ -106,31 +109,42 @@ def read_judge_run(path: Path, evaluations: Sequence[Path] = ()) -> JudgeRun:
     )
 
 
-def read_steered_run(path: Path, model: str | None, evaluations: Sequence[Path] = ()) -> SteeredRun:
-    """Read an SCPO run and one of its reward models, e.g. `TH/scpo-seed-0`, with the results of evaluations of it."""
+def read_scalar_run(path: Path, model: str | None, evaluations: Sequence[Path] = ()) -> ScalarRun:
+    """Read a run of scalar reward models and one of them, with the results of evaluations of it.
+
+    It is a steered one, e.g. `TH/scpo-seed-0`, or `global_rm`, the default for a run that steered none.
+    """
     folder = RunFolder(path)
     if not folder.steering.is_file():
         raise DataError(
             f"{path}: no {folder.steering.name}; --model chooses a reward model of a finished SCPO run; a judge's run "
             "has one"
         )
-    kept = sorted(f"{found.parent.name}/{found.name}" for found in folder.steered_models.glob("*/*") if found.is_dir())
-    if model is None or model not in kept:
+    config, figures = _read_config(path, ScpoConfig), read_json(folder.steering)
+    steered = [f"{found.parent.name}/{found.name}" for found in folder.steered_models.glob("*/*") if found.is_dir()]
+    kept = [*sorted(steered), *([GLOBAL_RM] if folder.global_rm.model.is_dir() else [])]
+    chosen = model if model or config.scpo.variants else GLOBAL_RM
+    if chosen not in kept:
         got = "nothing" if model is None else repr(model)
         raise ConfigError(
             f"--model: got {got}, expected one of the reward models that {path} keeps: "
             f"{', '.join(kept) or 'none, see scpo.keep_models'}"
         )
-    result = read_result(folder.variant(model).path)
-    if result is None:
-        raise DataError(f"{path}: no record of the training in variants/{model}")
-    country, variant, figures = result.spec.country, result.spec.variant, read_json(folder.steering)
-    rows = {row["variant"]: row for row in figures["rows"] if (row["country"], row["num_pairs"]) == (country, None)}
-    return SteeredRun(
-        config=_read_config(path, ScpoConfig),
+    result = None if chosen == GLOBAL_RM else read_result(folder.variant(chosen).path)
+    if chosen != GLOBAL_RM and result is None:
+        raise DataError(f"{path}: no record of the training in variants/{chosen}")
+    rows = [row for row in figures["rows"] if row["num_pairs"] is None]
+    if result:
+        rows = [row for row in rows if row["country"] == result.spec.country]
+        rows = [row for name in (GLOBAL, result.spec.variant) for row in rows if row["variant"] == name]
+    else:
+        rows = [figures["means"][0], *(row for row in rows if row["variant"] == GLOBAL)]
+    place = folder.steered_model(chosen) if result else folder.global_rm.model
+    return ScalarRun(
+        config=config,
         result=result,
-        figures={key: figures[key] for key in _FIGURES} | {"rows": [rows[GLOBAL], rows[variant]]},
-        **_common_facts(folder, folder.steered_model(model), [], evaluations, ("global_rm", model)),
+        figures={key: figures[key] for key in _FIGURES} | {"rows": rows},
+        **_common_facts(folder, place, [], evaluations, {GLOBAL_RM, chosen}),
     )
 
 
