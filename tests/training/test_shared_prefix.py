@@ -201,6 +201,9 @@ def test_zero_advantage_rollouts_are_skipped_with_equal_gradients(
     for trainer.loss_type in LOSSES:
         assert_matches_trl(trainer, batch(zero=True))
         assert passes[-1] == 3 + 6 + 4 + 4  # the second group alone, without its first rollout
+    before = trainer.num_updated_tokens
+    loss_and_gradient(trainer, batch(zero=True))
+    assert trainer.num_updated_tokens - before == passes[-1]
 
 
 def test_gradient_is_zero_if_no_rollout_has_an_advantage(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

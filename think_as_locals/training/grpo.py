@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -45,6 +46,7 @@ from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedGeneration, rollout_arguments
 from think_as_locals.training.served_engine import ServedGeneration
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
+from think_as_locals.training.throughput import count_parameters, operations_per_token, product_rate
 from think_as_locals.types import LABELS, TEST, ConfigError, DataError, Item
 
 T = TypeVar("T")
@@ -94,6 +96,8 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
                 processing_class=self.chat.tokenizer,
                 peft_config=adapter_config(config, config.grpo),
             )
+        self._operations_per_token = operations_per_token(*count_parameters(self.model.parameters()))
+        self._product_rate = product_rate(config.model.dtype)
         self._step_guard = StepGuard(self.accelerator, folder.faults)
         self.add_callback(self._step_guard)
         self._ahead: SampledAhead | None = None
@@ -112,8 +116,24 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return TRL's loss, and log tokens a second of forward and backward passes, without sampling, and their MFU.
+
+        The MFU's whole is the rate of a large matrix product on this device; what gradient checkpointing computes again
+        does not count.
+        """
+        before = self.num_updated_tokens
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
+        rate = (self.num_updated_tokens - before) / (time.perf_counter() - self._update_start)
+        self.log_rollouts("update/tokens_per_s", rate)
+        self.log_rollouts("update/mfu", rate * self._operations_per_token / self._product_rate)
+        return loss
+
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's loss; a TrainingError if it is not finite on every rank."""
+        self._update_start = time.perf_counter()
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self._step_guard.check_loss(loss, inputs, self.state.global_step + 1)
         return loss

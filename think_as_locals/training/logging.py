@@ -28,6 +28,7 @@ from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
 from think_as_locals.runtime.output import shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.training.throughput import count_parameters
 from think_as_locals.types import cut
 
 _TEXTS, _SHOWN = ("prompt", "completion"), 400  # of a completion that is shown, and characters of each
@@ -158,6 +159,8 @@ _METRICS = {  # metric -> label and format
     "entropy": ("entropy", "{:.3f}"),
     "grad_norm": ("gradient norm", "{:.2g}"),
     "learning_rate": ("learning rate", "{:.2g}"),
+    "update/tokens_per_s": ("tokens/s of the update", "{:,.0f}"),
+    "update/mfu": ("MFU", "{:.0%}"),
 }
 _LINE_EVERY_S = 15.0
 
@@ -305,8 +308,7 @@ class ShardsWriter(TrainerCallback):
                 "kind": self._accelerator.distributed_type.value,
                 "zero_stage": plugin.zero_stage if plugin else None,
                 "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-                # DeepSpeed's sharded parameters are empty: `ds_numel` is the whole, `ds_tensor` the shard.
-                "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in parameters),
+                "parameters": count_parameters(parameters)[0],
                 "ranks": ranks,
             }
             write_json(self._path, record)

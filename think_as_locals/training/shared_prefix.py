@@ -50,6 +50,8 @@ class SharedPrefixTrainer(GRPOTrainer):
     """
 
     _buffered_inputs: list[dict[str, Any]] | None
+    num_updated_tokens = 0
+    """Tokens of all passes with gradients so far, a shared prompt's once."""
 
     def __init__(
         self,
@@ -223,6 +225,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             with torch.no_grad():
                 self._check(model, rows, lambda: trls(model, *rows, batch_size, compute_entropy, **images)[0])
         if self.unshared_reason is not None:
+            self.num_updated_tokens += input_ids.numel() if torch.is_grad_enabled() else 0
             options = (batch_size, compute_entropy, compute_aux_loss)
             logps, entropies, aux_loss = trls(model, input_ids, attention_mask, logits_to_keep, *options, **images)
             computed = None
@@ -264,6 +267,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         if idle:
             prompts = completions = [ids[0, -1:]]
         packed = packing.pack(prompts, completions)
+        self.num_updated_tokens += packed.inputs["input_ids"].numel() if torch.is_grad_enabled() else 0
         with self.accelerator.autocast():
             values, entropy = packed_passes.log_probs(model, packed)
         shape = (len(ids), num_labels)
