@@ -225,8 +225,7 @@ def test_equal_model_names_are_disambiguated_by_run(tmp_path: Path) -> None:
 def test_read_errors_name_the_file(evaluation: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nothing: no carb/NAME\.json"):
         read_entries([tmp_path / "nothing"])
-    with pytest.raises(DataError, match=r"evaluation: given 2 times"):
-        read_entries([evaluation, evaluation / "../evaluation"])
+    assert len(read_entries([evaluation, evaluation / "../evaluation"])) == len(read_entries([evaluation]))
     (evaluation / "carb/good.parquet").write_bytes((evaluation / "carb/worse.parquet").read_bytes())
     measure(evaluation, "short", predictions(lambda _: 1)[:9])
     shutil.copy(evaluation / "carb/short.parquet", evaluation / "carb/good.parquet")

@@ -126,10 +126,7 @@ def read_entries(
     runs: Sequence[Path], items: Iterable[Item] = (), judgements: Mapping[Path, Judgements] | None = None
 ) -> list[LeaderboardEntry]:
     """Load all reward models of evaluations and the last step of training runs, under distinct names."""
-    folders = Counter(run.resolve() for run in runs)
-    for run, times in folders.items():
-        if times > 1:
-            raise DataError(f"{run}: given {times} times; each run once")
+    folders = dict.fromkeys(run.resolve() for run in runs)
     known = {item.id: item for item in items}  # which reward models share
     entries = [entry for folder in folders for entry in _entries(folder, known, judgements or {})]
     for longer in ("{0.name} ({0.run.name}/{0.path.stem})", "{0.name} ({0.path})"):

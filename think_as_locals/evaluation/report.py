@@ -70,13 +70,12 @@ def write_report(run_dir: Path) -> Path:
     earlier, now = (annotate(read_judgements(file)) if file and file.is_file() else None for file in files)
     pairs = None if now is None else _pairs(earlier, now)
     counts = Counter(pair.outcome for pair in pairs or ())
-    curves, warned, skipped_lines = _logged(run.metrics)
+    curves, warned = _logged(run.metrics)
     settings = read_settings(run_dir)
     missing = [
         (len(summaries) == 1 and last["step"] == 0, "No evaluation after step 0, so there is no learning curve."),
         (not before and last["step"] != 0, "No evaluation at step 0 to compare the last step with."),
         (not curves, "No GRPO rewards in metrics.jsonl, so there is no training curve."),
-        (skipped_lines > 0, f"Lines of metrics.jsonl that could not be read: {skipped_lines}."),
         (pairs is None, f"No carb/step-{last['step']}.parquet: judgements cannot be shown."),
         (before and pairs and earlier is None, "No carb/step-0.parquet: judgements before GRPO cannot be shown."),
     ]
@@ -254,21 +253,20 @@ def _pairs(before: DataFrame | None, after: DataFrame) -> list[BeforeAfter]:
     return [BeforeAfter(then, now) for then, now in rows if then is not None]
 
 
-def _logged(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str], int]:
-    """Return the curves of training by name, the warnings, and how many lines could not be read."""
+def _logged(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str]]:
+    """Return the curves of training by name, and the warnings."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
-    warned, skipped = list[str](), 0
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for number, line in enumerate(lines, start=1):
+    warned = list[str]()
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             values = json.loads(line)
-            if "warning" in values:
-                warned.append(str(values["warning"]))
-            for key, value in values.items() if values["stage"] == "grpo" else ():
-                name = _TOTALS.get(key, f"Reward part: {key[len('rewards/') : -len('/mean')]}")
-                if (key in _TOTALS or fnmatchcase(key, "rewards/*/mean")) and math.isfinite(value):
-                    found[name][int(values["step"])] = float(value)  # a resumed run logs a step again: the later counts
-        except (ValueError, TypeError, KeyError, AttributeError):
-            skipped += number < len(lines)  # a run that was stopped leaves a torn last line
+        except ValueError:  # the torn last line of a run that was stopped
+            continue
+        if "warning" in values:
+            warned.append(str(values["warning"]))
+        for key, value in values.items() if values["stage"] == "grpo" else ():
+            name = _TOTALS.get(key, f"Reward part: {key[len('rewards/') : -len('/mean')]}")
+            if (key in _TOTALS or fnmatchcase(key, "rewards/*/mean")) and math.isfinite(value):
+                found[name][int(values["step"])] = float(value)  # a resumed run logs a step again: the later counts
     names = (*_TOTALS.values(), *sorted(found.keys() - {*_TOTALS.values()}))
-    return {name: sorted(found[name].items()) for name in names if name in found}, warned, skipped
+    return {name: sorted(found[name].items()) for name in names if name in found}, warned
