@@ -12,8 +12,8 @@ from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
-from think_as_locals.machine import memory
-from think_as_locals.machine.memory import GB, Counts, count, describe, estimate, memory_faults
+from think_as_locals.machine import estimates
+from think_as_locals.machine.estimates import GB, Counts, count, describe, estimate, memory_faults
 from think_as_locals.types import ConfigError
 
 ONE = Launch("NO", 0, 1)
@@ -95,12 +95,12 @@ def test_checkpointing_keeps_the_input_of_each_layer_and_the_rest_of_one() -> No
 
 
 def test_run_is_refused_only_if_weights_and_optimizer_alone_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "count", lambda _: COUNTS)
-    monkeypatch.setattr(memory, "current_launch", lambda: replace(EIGHT, zero_stage=2))  # 15 and 90 / 8 GB
+    monkeypatch.setattr(estimates, "count", lambda _: COUNTS)
+    monkeypatch.setattr(estimates, "current_launch", lambda: replace(EIGHT, zero_stage=2))  # 15 and 90 / 8 GB
     for gigabytes, refused in ((None, False), (26, True), (27, False)):
-        monkeypatch.setattr(memory, "gpu_bytes", lambda size=gigabytes: size and size * GB)
+        monkeypatch.setattr(estimates, "gpu_bytes", lambda size=gigabytes: size and size * GB)
         assert bool(memory_faults(a_run())) == refused
-    monkeypatch.setattr(memory, "gpu_bytes", lambda: 20 * GB)
+    monkeypatch.setattr(estimates, "gpu_bytes", lambda: 20 * GB)
     assert "lora=rank16" in memory_faults(a_run())[0]
 
 

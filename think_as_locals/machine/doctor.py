@@ -20,8 +20,7 @@ from think_as_locals.config.checks import Config
 from think_as_locals.config.launch import Launch
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.rows import hub_id
-from think_as_locals.machine.estimates import estimates
-from think_as_locals.machine.memory import GB, memory_faults
+from think_as_locals.machine.estimates import GB, estimates, memory_faults
 from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver, has_gpu
 from think_as_locals.runtime.model_files import files_fault, model_file
 from think_as_locals.runtime.processes import cores
