@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from training.test_shared_prefix import LENGTHS, batch
 
-from think_as_locals.training.micro_batches import micro_batches, passes
+from think_as_locals.training.shared_prefix import micro_batches, passes
 
 
 def numbered_batch() -> dict[str, Tensor]:

@@ -21,8 +21,7 @@ from trl.trainer import grpo_trainer
 
 from think_as_locals.engines import packed_passes, packing
 from think_as_locals.reward_models.scratch import train_tokenizer
-from think_as_locals.training.micro_batches import micro_batches
-from think_as_locals.training.shared_prefix import SharedPrefixTrainer
+from think_as_locals.training.shared_prefix import SharedPrefixTrainer, micro_batches
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 G = 4
