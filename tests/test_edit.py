@@ -15,7 +15,7 @@ from items import make_item
 from loopback import Answer, Received, answering, completion
 from reward_models.scripted import serving
 
-from think_as_locals.data.edit_rules import prompt_text
+from think_as_locals.data.edits import prompt_text
 from think_as_locals.data.sources import jsonl
 
 ITEMS = [

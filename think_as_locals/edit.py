@@ -14,8 +14,9 @@ from pandas import DataFrame
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import EditConfig
-from think_as_locals.data.edit_rules import (
+from think_as_locals.data.edits import (
     EDIT_RULES,
+    Edit,
     broken_rules,
     prompt_text,
     read_answer,
@@ -23,7 +24,6 @@ from think_as_locals.data.edit_rules import (
     skip_reason,
     target_language,
 )
-from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import language_tag
 from think_as_locals.data.load import describe_items, load_side
 from think_as_locals.engines import Engine, Messages, Sampling

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from think_as_locals.config.model_schema import EvaluationConfig, QuerySection, SampleConfig
 from think_as_locals.data import read
-from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, no_edit_reason, of_items, read_edits
+from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, no_edit_reason, read_edits
 from think_as_locals.data.load import Candidates, describe_items, load_side, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.engines.transformers_engine import quiet_transformers
@@ -100,7 +100,9 @@ def _load_edits(config: EvaluationConfig, items: Sequence[Item]) -> Edits:
     known, probes = tuple(read(config.data, config.seed)), config.eval.probes
     pairs: Edits
     if isinstance(probes, str):
-        pairs = of_items(read_edits(Path(probes).expanduser(), known), items, known)
+        left_out = {item.id for item in known}.difference(item.id for item in items)
+        found = read_edits(Path(probes).expanduser(), known)
+        pairs = {edit: [pair for pair in of_edit if pair.before.id not in left_out] for edit, of_edit in found.items()}
     else:
         pairs = edited_pairs(items, known)
 

@@ -10,7 +10,7 @@ import pytest
 from data.tables import write
 from items import make_item
 
-from think_as_locals.data.edits import of_items, read_edits
+from think_as_locals.data.edits import read_edits
 from think_as_locals.types import DataError, Item
 
 ITEMS = [
@@ -63,8 +63,7 @@ def test_row_with_its_own_item_is_kept_for_any_evaluated_items(tmp_path: Path) -
         {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"},
         {"item": "jp-1", "probe": "RC", "prompt": "What do people eat?"},
     )
-    left = of_items(found, ITEMS[:1], ITEMS)
-    assert [pair.before.id for pair in left["RC"]] == ["elsewhere", "jp-0"]
+    assert [pair.before.id for pair in found["RC"]] == ["elsewhere", "jp-0", "jp-1"]
     assert found["RC"][0][0] == own
 
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from items import make_item
 
-from think_as_locals.data.edit_rules import (
+from think_as_locals.data.edits import (
     EDIT_RULES,
-    Texts,
+    Edit,
+    EditedTexts,
     broken_rules,
     prompt_text,
     read_answer,
@@ -20,7 +21,6 @@ from think_as_locals.data.edit_rules import (
     skip_reason,
     target_language,
 )
-from think_as_locals.data.edits import Edit
 from think_as_locals.types import Item
 
 ITEM = make_item(
@@ -44,7 +44,7 @@ IN_GERMAN = (
     "Sie drücken fest die Hand und sehen dem Älteren in die Augen, wie es die Thailänder seit 100 Jahren tun.",
     "Sie küssen den Älteren auf beide Wangen.",
 )
-REPHRASED = Texts(
+REPHRASED = EditedTexts(
     "At a Thailand wedding, how is an older person greeted?",
     (
         "Palms pressed to one another, people take a bow:\n\n- **hands** as high as the chest\n- gaze down 2 seconds",
@@ -58,7 +58,7 @@ def check(
     probe: Edit, prompt: str = ITEM.prompt, *responses: str, item: Item = ITEM, language: str = "en"
 ) -> list[str]:
     target = language if probe == "CL" else None
-    return broken_rules(probe, item, Texts(prompt, responses or item.responses), target)
+    return broken_rules(probe, item, EditedTexts(prompt, responses or item.responses), target)
 
 
 def test_valid_edits_break_no_rule() -> None:
@@ -161,14 +161,16 @@ def test_target_language_is_that_of_the_culture(changes: dict[str, Any], expecte
 
 
 def test_read_answer_extracts_the_json_object() -> None:
-    texts = Texts(NO_LABEL, (WAI, BARE, KISS))
+    texts = EditedTexts(NO_LABEL, (WAI, BARE, KISS))
     answer = json.dumps({"prompt": texts.prompt, "responses": texts.responses}, ensure_ascii=False)
     assert read_answer("RC", ITEM, answer) == texts
     assert read_answer("RC", ITEM, f"Here it is:\n```json\n{answer}\n```\nDone.") == texts
     assert read_answer("RC", ITEM, answer.replace("\\n", "\n")) == texts
-    assert read_answer("CC", ITEM, '{"response": "A hug."}') == Texts(ITEM.prompt, ("A hug.", SHAKE, KISS))
+    assert read_answer("CC", ITEM, '{"response": "A hug."}') == EditedTexts(ITEM.prompt, ("A hug.", SHAKE, KISS))
     # CL leaves the prompt, whatever is said of it.
-    assert read_answer("CL", ITEM, json.dumps({"prompt": "?", "responses": IN_GERMAN})) == Texts(ITEM.prompt, IN_GERMAN)
+    assert read_answer("CL", ITEM, json.dumps({"prompt": "?", "responses": IN_GERMAN})) == EditedTexts(
+        ITEM.prompt, IN_GERMAN
+    )
 
 
 @pytest.mark.parametrize(
