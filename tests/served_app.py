@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from conftest import command
 
-from think_as_locals.serving.server import KEY_VARIABLE
+from think_as_locals.serving.app import KEY_VARIABLE
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def test_client_extra_queries_a_server_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extras", "code"),
     [
-        (("train", "serve"), "import think_as_locals.serving.server, think_as_locals.serving.app"),
+        (("train", "serve"), "import think_as_locals.serving.app"),
         (("train", "sweep"), "import think_as_locals.sweeps.sweep, hydra_plugins.hydra_joblib_launcher"),
         (
             ("inspect",),

@@ -37,8 +37,7 @@ from think_as_locals.integrations import inspect_tasks as inspect_registry
 from think_as_locals.integrations.trl_reward import judge_reward
 from think_as_locals.judging.prompt import prompt_names
 from think_as_locals.reward_models.group import GroupReward
-from think_as_locals.serving.app import create_app
-from think_as_locals.serving.server import load_server
+from think_as_locals.serving.app import create_app, load_server
 from think_as_locals.sweeps import sweep
 from think_as_locals.types import ITEM_FIELDS
 

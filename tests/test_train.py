@@ -311,7 +311,7 @@ def test_next_commands_printed_by_a_run_work(
     assert [line[1] for line in lines] == ["judge", "compare", "init", "serve"]
     monkeypatch.chdir(tmp_path)
     served: list[Any] = []
-    monkeypatch.setattr("think_as_locals.serving.server.serve", served.append)
+    monkeypatch.setattr("think_as_locals.serving.app.serve", served.append)
     for _, *words in lines:
         done = tal(*words)
         assert done.status == 0 or "No verdict" in done.out, done.err

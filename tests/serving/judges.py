@@ -13,7 +13,7 @@ from think_as_locals.config.model_schema import ServeConfig
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.engines.engine import Sampled
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
-from think_as_locals.serving.server import load_server
+from think_as_locals.serving.app import load_server
 from think_as_locals.types import Rollout
 
 

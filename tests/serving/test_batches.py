@@ -13,7 +13,7 @@ from reward_models.scripted import Scripted
 
 from think_as_locals.engines import Messages, Sampling, sample_all
 from think_as_locals.engines.engine import Sampled
-from think_as_locals.serving.batches import Batches
+from think_as_locals.serving.app import Batches
 from think_as_locals.types import DataError, Rollout
 
 

@@ -17,7 +17,7 @@ from served_app import tal_serve
 from serving.judges import settings
 from warm import processes_in
 
-from think_as_locals.serving.server import KEY_VARIABLE, load_server, required_key, serve
+from think_as_locals.serving.app import KEY_VARIABLE, load_server, required_key, serve
 from think_as_locals.types import ConfigError
 
 KEY = "0123456789abcdef"

@@ -185,7 +185,7 @@ def _loaded_reader(model: str, backend: Any, max_tokens: int | None) -> Iterator
 def _serve(arguments: Namespace) -> None:
     from think_as_locals.engines.transformers_engine import quiet_transformers
     from think_as_locals.machine.doctor import preflight
-    from think_as_locals.serving.server import load_server, serve
+    from think_as_locals.serving.app import load_server, serve
 
     config = load_server(arguments.model, arguments.overrides)
     preflight(config)

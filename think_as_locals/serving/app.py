@@ -1,4 +1,4 @@
-"""The routes of a judge: /judge (items -> verdicts), /score (OpenRLHF) and, in `openai.py`, /v1.
+"""`tal serve`: a judge behind /judge (items -> verdicts), /score (OpenRLHF) and, in `openai.py`, /v1.
 
 /score takes OpenRLHF's requests to a remote reward model (`SingleTurnAgentExecutor._fetch_rewards_via_http`): `query`
 is prompt and response as one text with the policy's special tokens, `prompts` the prompt alone, `labels` a column of
@@ -9,24 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
+import math
+import os
+import signal
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from threading import Lock
 
 import anyio.to_thread
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from think_as_locals.config.checks import validate_as
+from think_as_locals.config.compose import ASSETS, compose_recipe, quoted
 from think_as_locals.config.model_schema import ScoreSection, ServeConfig
+from think_as_locals.engines.engine import Engine, Messages, Sampled, Sampling, sample_all
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
 from think_as_locals.reward_models.judge import Judge
+from think_as_locals.reward_models.load import load_judge
 from think_as_locals.reward_models.protocols import JudgingProtocol
-from think_as_locals.serving.batches import Batches
 from think_as_locals.serving.messages import (
     ExtraLogs,
     JudgeAnswer,
@@ -39,12 +50,53 @@ from think_as_locals.serving.messages import (
     invalid,
 )
 from think_as_locals.serving.openai import add_routes
-from think_as_locals.types import DataError, shown
+from think_as_locals.types import ConfigError, DataError, Rollout, shown
 
 _logger = logging.getLogger(__name__)
 
+KEY_VARIABLE = "TAL_API_KEY"
+
 _Reward = tuple[float, float, float, float]
 """A reward from 0 to 1, and what is logged with it, as `ExtraLogs` has it."""
+
+
+def load_server(model: str, overrides: Sequence[str] = ()) -> ServeConfig:
+    """Compose conf/serve.yaml with a judge and overrides, and validate it."""
+    values = compose_recipe(ASSETS / "conf" / "serve.yaml", [f"judge.path={quoted(model)}", *overrides])
+    return validate_as(ServeConfig, values)
+
+
+def serve(config: ServeConfig) -> None:
+    """Load a judge and answer requests until SIGTERM or SIGINT; requests in flight then have `grace_s` to finish."""
+    key = required_key(config.host)
+    # Uvicorn raises the signal again at its end; this handler ends the whole process with its engines.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with load_judge(config.judge, config.seed) as judge:
+        uvicorn.run(
+            create_app(judge, config, key),
+            host=config.host,
+            port=config.port,
+            access_log=False,
+            server_header=False,
+            http="h11",  # which limits the size of headers
+            ws="none",
+            limit_concurrency=config.limit_concurrency,
+            timeout_keep_alive=config.timeout_keep_alive,
+            timeout_graceful_shutdown=math.ceil(config.grace_s),
+        )
+
+
+def required_key(host: str) -> str | None:
+    """Return the key that requests must have, from `TAL_API_KEY`; `None` if it is unset and the host is loopback."""
+    if key := os.environ.get(KEY_VARIABLE):
+        return key
+    with suppress(ValueError):  # another name
+        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
+            return None
+    raise ConfigError(
+        f"host={host} can be reached from other machines: put a key into {KEY_VARIABLE} "
+        f"(export {KEY_VARIABLE}=$(openssl rand -hex 32)), or stay on host=127.0.0.1"
+    )
 
 
 def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
@@ -180,3 +232,53 @@ class GroupScorer:
             judged = float(value is not None and not self._is_alone(row, sizes))
             rewards.append((share, judged, float(sizes[row.prompt]), disagreement))
         return rewards
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    conversations: Sequence[Messages]
+    sampling: Sampling
+    rollouts: Future[list[Rollout]] = field(default_factory=Future)
+
+
+class Batches:
+    """An engine for any number of threads: the calls that come while it is busy are its next batch.
+
+    If a batch fails, each of its calls is tried alone, so that a prompt that is too long fails only its own call.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.special_tokens = engine.special_tokens
+        self.check_texts = engine.check_texts
+        self.sort_key = engine.sort_key
+        self.close = engine.close
+        self._engine = engine
+        self._waiting: list[_Call] = []
+        self._list_lock, self._engine_lock = Lock(), Lock()
+
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
+        """Sample as `Engine.sample` does, and yield all rollouts together."""
+        call = _Call(conversations, sampling)
+        with self._list_lock:
+            self._waiting.append(call)
+        with self._engine_lock:
+            if not call.rollouts.done():  # otherwise it was in the batch of another thread
+                with self._list_lock:
+                    batch = [each for each in self._waiting if each.sampling == sampling]
+                    self._waiting = [each for each in self._waiting if each.sampling != sampling]
+                self._answer(batch)
+        yield from enumerate(call.rollouts.result())
+
+    def _answer(self, batch: Sequence[_Call]) -> None:
+        conversations = [messages for call in batch for messages in call.conversations]
+        try:
+            rollouts = iter(sample_all(self._engine, conversations, batch[0].sampling))
+        except Exception as error:  # any exception: its own thread raises it
+            if len(batch) == 1:
+                batch[0].rollouts.set_exception(error)
+                return
+            for call in batch:
+                self._answer([call])
+        else:
+            for call in batch:
+                call.rollouts.set_result([next(rollouts) for _ in call.conversations])
