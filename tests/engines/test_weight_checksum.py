@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from think_as_locals.engines.weight_checksum import SentTensors, check, checksum, read
+from think_as_locals.engines.vllm_engine import SentTensors, check_sync, checksum, read_checksum
 from think_as_locals.types import TrainingError
 
 NAMES = [f"layers.{number}.{matrix}.weight" for number in range(2) for matrix in ("q_proj", "o_proj")]
@@ -54,20 +54,20 @@ def test_update_by_1e_6_that_did_not_arrive_is_found(dtype: torch.dtype, workers
     parts = [slice(first, first + 64 // workers) for first in range(0, 64, 64 // workers)]
     assert sent.request is not None
     found = {
-        arrived: [read(engine(updated if arrived else stale, rows=part), sent.request) for part in parts]
+        arrived: [read_checksum(engine(updated if arrived else stale, rows=part), sent.request) for part in parts]
         for arrived in (True, False)
     }
-    assert check(name, sent.expected, found[True], "here")
+    assert check_sync(name, sent.expected, found[True], "here")
     with pytest.raises(TrainingError, match=name):
-        check(name, sent.expected, found[False], "here")
+        check_sync(name, sent.expected, found[False], "here")
 
 
 def test_tensor_on_every_worker_as_a_whole_is_accepted() -> None:
-    assert check("o_proj", 7, [7, 7], "here")
+    assert check_sync("o_proj", 7, [7, 7], "here")
 
 
 def test_missing_or_quantised_tensor_cannot_be_read() -> None:
     request = {"name": NAMES[1], "dtype": "bfloat16"}
-    assert read(engine({}), request) is None  # type: ignore[arg-type]
-    assert read(engine(weights(torch.float32)), request) is None  # type: ignore[arg-type]
-    assert not check(NAMES[1], 7, [None, None], "here")
+    assert read_checksum(engine({}), request) is None  # type: ignore[arg-type]
+    assert read_checksum(engine(weights(torch.float32)), request) is None  # type: ignore[arg-type]
+    assert not check_sync(NAMES[1], 7, [None, None], "here")

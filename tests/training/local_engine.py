@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from think_as_locals.engines.vllm_engine import ChecksumRequest, read_checksum
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.engines.weight_checksum import ChecksumRequest, read
 from think_as_locals.training.rollouts import ColocatedGeneration
 
 
@@ -35,7 +35,7 @@ class LocalEngine(ColocatedGeneration):
             own[name].copy_(value)
 
     def _read(self, request: ChecksumRequest) -> int | None:
-        return read(SimpleNamespace(get_model=lambda: self.llm), request)
+        return read_checksum(SimpleNamespace(get_model=lambda: self.llm), request)
 
     def _complete(self, prompt: list[int], count: int, *, greedy: bool) -> SampledTokens:
         ids, log_probs, likeliest = [*prompt], [], []

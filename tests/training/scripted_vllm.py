@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from think_as_locals.engines.transformers_engine import padded
-from think_as_locals.engines.weight_checksum import ChecksumRequest, checksum
+from think_as_locals.engines.vllm_engine import ChecksumRequest, checksum
 from think_as_locals.training.adapters import applied_tensors
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
-from think_as_locals.engines.weight_checksum import ChecksumRequest
+from think_as_locals.engines.vllm_engine import ChecksumRequest
 from think_as_locals.types import ServerError
 
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"

@@ -11,8 +11,7 @@ from safetensors import safe_open
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-from think_as_locals.engines.vllm_engine import adapter_limits, keep_weights_plain
-from think_as_locals.engines.weight_checksum import ChecksumRequest, read
+from think_as_locals.engines.vllm_engine import ChecksumRequest, adapter_limits, keep_weights_plain, read_checksum
 
 keep_weights_plain()  # vLLM imports this module in every worker, before the model loads
 
@@ -68,8 +67,8 @@ class WorkerExtension:
         }
 
     def tal_read(self, request: ChecksumRequest) -> dict[str, int | None]:
-        """Return the checksum of this worker's part of a tensor; see `weight_checksum`."""
-        return {"checksum": read(self.model_runner, request)}  # vLLM makes a text of a bare number
+        """Return the checksum of this worker's part of a tensor; see `read_checksum`."""
+        return {"checksum": read_checksum(self.model_runner, request)}  # vLLM makes a text of a bare number
 
 
 class RequireKey:

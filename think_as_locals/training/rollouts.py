@@ -24,8 +24,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
+from think_as_locals.engines.vllm_engine import ChecksumRequest, SentTensors, check_sync, read_checksum
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.engines.weight_checksum import ChecksumRequest, SentTensors, check, read
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
@@ -203,7 +203,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
     def _check_tensor(self, sent: SentTensors, expected: int, workers: Sequence[int | None], where: str) -> None:
         """Check the tensor that was read back; a warning if there is none."""
         name = sent.request["name"] if sent.request else ""
-        if not check(name, expected, workers, where):
+        if not check_sync(name, expected, workers, where):
             self._warn_once(f"no tensor {name} can be read back from vLLM: log-probabilities alone check weight syncs")
 
     @abstractmethod
@@ -273,7 +273,7 @@ class ColocatedGeneration(CheckedGeneration):
             self._check_tensor(sent, ranks[first][0], workers, f"vLLM on rank {first}")
 
     def _read(self, request: ChecksumRequest) -> int | None:
-        return read(self.llm.llm_engine.model_executor.driver_worker.model_runner, request)
+        return read_checksum(self.llm.llm_engine.model_executor.driver_worker.model_runner, request)
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
         from vllm.lora.request import LoRARequest

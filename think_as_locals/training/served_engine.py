@@ -20,9 +20,8 @@ from uuid import uuid4
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
-from think_as_locals.engines.vllm_engine import AdapterLimits
+from think_as_locals.engines.vllm_engine import AdapterLimits, SentTensors
 from think_as_locals.engines.vllm_server import START_COMMAND, OtherWeightsError, SampledTokens, VLLMServer
-from think_as_locals.engines.weight_checksum import SentTensors
 from think_as_locals.runtime.processes import in_background, run_with_timeout
 from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
 from think_as_locals.training.rollouts import (
