@@ -20,8 +20,7 @@ from think_as_locals.data import read
 from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import rewardbench2
 from think_as_locals.evaluation.carb import save, summarise
-from think_as_locals.evaluation.judgements import Judgements, tabulate
-from think_as_locals.evaluation.ties import composite, merge_rows
+from think_as_locals.evaluation.judgements import Judgements, composite, merge_rows, tabulate
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long, favourite
 from think_as_locals.types import Item, Judgement

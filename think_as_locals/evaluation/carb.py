@@ -15,9 +15,16 @@ from think_as_locals.data import flip_sets
 from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
-from think_as_locals.evaluation.judgements import Judgements, order_consistency, slot_bias, tabulate, too_long_note
+from think_as_locals.evaluation.judgements import (
+    Judgements,
+    composite,
+    order_consistency,
+    row_name,
+    slot_bias,
+    tabulate,
+    too_long_note,
+)
 from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, indices_by_name
-from think_as_locals.evaluation.ties import composite, row_name
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
 from think_as_locals.runtime.files import read_json, write_json, written_atomically
