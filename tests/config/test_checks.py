@@ -29,13 +29,12 @@ from config.messages import (
 )
 from conftest import PLANTED
 from pydantic import TypeAdapter, ValidationError
-from transformers.trainer_utils import SchedulerType
 
 from think_as_locals.config.checks import Config, load_config, load_data_config, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
 from think_as_locals.config.model_schema import EvaluationConfig, SampleConfig
 from think_as_locals.config.run_schema import RunConfig
-from think_as_locals.config.schema import DataSection, KeyVariable, Scheduler, sections
+from think_as_locals.config.schema import DataSection, KeyVariable, sections
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
 from think_as_locals.scpo.report import DIFFERENCES
@@ -281,11 +280,6 @@ def test_every_prompt_has_its_kind_and_rewards_that_it_asks_for() -> None:
     for prompt in ("compact", "compact_responses_first"):
         assert f"reward.weights.rubric_quality: prompt {prompt} does not" in message(GRPO, f"prompt={prompt}")
     load_recipe(GRPO, ["prompt=compact_rubric"])
-
-
-def test_schedulers_are_those_of_transformers_without_metric_based_ones() -> None:
-    others = {"reduce_lr_on_plateau", "greedy"}
-    assert set(get_args(Scheduler)) == {each.value for each in SchedulerType} - others
 
 
 def test_trl_fields_missing_from_conf_can_be_set() -> None:

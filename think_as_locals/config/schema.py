@@ -364,21 +364,6 @@ class RolloutSection(Section):
             yield f"ahead: got {self.ahead}, but only rollout=vllm_server samples while the policy learns"
 
 
-Scheduler = Literal[
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-    "warmup_stable_decay",
-]
-"""Schedules of transformers; the others need an evaluation of TRL's."""
-
-
 class TrlSection(Section):
     """Fields of a TRL configuration: those in conf/ are typed here, `checks.py` checks all others."""
 
@@ -386,7 +371,7 @@ class TrlSection(Section):
     OURS: ClassVar[frozenset[str]] = frozenset()  # keys that are not TRL's
 
     learning_rate: PositiveFloat
-    lr_scheduler_type: Scheduler
+    lr_scheduler_type: str
     warmup_steps: NonNegativeInt
     per_device_train_batch_size: PositiveInt
     gradient_checkpointing: bool
