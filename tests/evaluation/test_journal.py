@@ -118,11 +118,11 @@ def test_answer_that_does_not_fit_on_disk_is_not_kept(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)
-        assert [journal.has(first), journal.has(second)] == [True, False]
+        assert [first in journal.answers, second in journal.answers] == [True, False]
     with Journal(tmp_path / "answers.jsonl", {}) as journal:
         assert [journal.add(key, {"text": "there"}) for key in (first, second)] == [False, True]
     with Journal(tmp_path / "answers.jsonl", {}) as journal:
-        assert journal.answer(second) == {"text": "there"}
+        assert journal.answers[second] == {"text": "there"}
 
 
 def test_damaged_line_is_reported_and_the_file_unchanged(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_requests_with_equal_keys_are_asked_once(tmp_path: Path) -> None:
     assert len(rm.asked) == len(ITEMS)
     assert answers[: len(ITEMS)] == answers[len(ITEMS) :]
     with Journal(path, rm.identity, by_response) as journal:
-        assert all(journal.has(journal.key(request)) for request in requests)
-        assert not journal.has(journal.key(Request(ITEMS[0], (1,))))
+        assert all(journal.key(request) in journal.answers for request in requests)
+        assert journal.key(Request(ITEMS[0], (1,))) not in journal.answers
 
 
 @pytest.mark.parametrize("chunk_size", [0, 16])

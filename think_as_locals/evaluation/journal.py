@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -34,8 +33,6 @@ Key = Callable[[Request], str]
 
 Advance = Callable[[int, int], None]
 """Reports progress: how many more requests are answered, and how many there are."""
-
-_SHOW_EVERY = 0.1  # seconds
 
 
 def by_request(request: Request) -> str:
@@ -70,7 +67,7 @@ class Journal:
         parts = path.with_suffix(".parts")
         self._path = path if peers.is_main else parts / f"{peers.rank}.jsonl"
         self.key = key
-        self._answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = {}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         for file in dict.fromkeys((path, *sorted(parts.glob("*.jsonl")), self._path)):
             whole = self._load(file, identity)
@@ -91,7 +88,7 @@ class Journal:
                 if number == 1:
                     then = {**row["identity"]}
                 else:
-                    self._answers[row["key"]] = {**row["answer"]}
+                    self.answers[row["key"]] = {**row["answer"]}
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 remedy = "remove this line, and its request is asked again" if number > 1 else "move the file away"
                 raise DataError(f"{path}:{number}: damaged ({error}): {remedy}") from error
@@ -108,23 +105,13 @@ class Journal:
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def has(self, key: str) -> bool:
-        """Return whether there is an answer to a request."""
-        return key in self._answers
-
-    def answer(self, key: str) -> Answer:
-        """Return the answer to a request."""
-        return self._answers[key]
-
     def add(self, key: str, answer: Answer) -> bool:
-        """Write the answer to the request with this key to the file; return whether it had none.
-
-        The first answer to a request is kept, unless it says that the request was not taken.
-        """
-        is_new = key not in self._answers
-        if is_new or (is_unanswered(self.answer(key)) and not is_unanswered(answer)):
+        """Write the answer to the request with this key to the file; return whether it had none."""
+        # The first answer to a request is kept, unless it says that the request was not taken.
+        is_new = key not in self.answers
+        if is_new or (is_unanswered(self.answers[key]) and not is_unanswered(answer)):
             self._write({"key": key, "answer": answer})
-            self._answers[key] = answer
+            self.answers[key] = answer
         return is_new
 
     def _write(self, row: Mapping[str, Any]) -> None:
@@ -135,8 +122,8 @@ class Journal:
 
     def share(self, keys: Iterable[str], peers: Peers) -> None:
         """Exchange answers with the other processes, which all call this."""
-        for answers in peers.exchange({key: self._answers[key] for key in keys}):
-            self._answers |= answers
+        for answers in peers.exchange({key: self.answers[key] for key in keys}):
+            self.answers |= answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +163,7 @@ class AnswerCollector:
                 yield from of_item
 
         keys = iter(collect(self.rm, self.journal, self.advance, requests(), self.too_long, self.peers))
-        answers = (list(map(self.journal.answer, islice(keys, count))) for count in counts)
+        answers = ([self.journal.answers[key] for key in islice(keys, count)] for count in counts)
         return zip(items, answers, strict=True)
 
 
@@ -202,16 +189,14 @@ def collect(
     places = {key: (queryable.sort_key(request), request.item.id, request.order) for key, request in by_key.items()}
     wanted = sorted(by_key, key=places.__getitem__)
     del places
-    progress = _Progress(advance, len(wanted))
-    progress.add(sum(map(journal.has, wanted)))
-    progress.show()
-    size = queryable.chunk_size
+    total, size = len(wanted), queryable.chunk_size
+    advance(sum(key in journal.answers for key in wanted), total)
 
     def is_open(key: str) -> bool:
         """Return whether to send a request: no answer yet, or a server (whose limit may change) did not take it."""
-        if not journal.has(key):
+        if key not in journal.answers:
             return True
-        return too_long == "error" and size is None and is_unanswered(journal.answer(key))
+        return too_long == "error" and size is None and is_unanswered(journal.answers[key])
 
     if size is None:
         wanted = list(filter(is_open, wanted))
@@ -223,9 +208,8 @@ def collect(
             continue
         of_chunk = [by_key.pop(key) for key in chunk]  # from here on only this chunk holds them in memory
         for index, answer in query_fitting(queryable, of_chunk):
-            progress.add(journal.add(chunk[index], answer))
-        progress.show()
-        if missing := [each.item.id for key, each in zip(chunk, of_chunk, strict=True) if not journal.has(key)]:
+            advance(journal.add(chunk[index], answer), total)
+        if missing := [each.item.id for key, each in zip(chunk, of_chunk, strict=True) if key not in journal.answers]:
             raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
     if peers.size > 1:
         journal.share([key for part in mine for key in wanted[part]], peers)
@@ -246,23 +230,4 @@ def query_with_journal(
     """Return the answers to requests, asking only for those that the journal at `path` lacks."""
     with Journal(path, identity, key, peers) as journal:
         peers.exchange(None)  # all have read what there is before anyone writes
-        return [journal.answer(key) for key in collect(queryable, journal, advance, requests, too_long, peers)]
-
-
-class _Progress:
-    """Shows how many requests are answered, at most ten times a second: a million updates would take minutes."""
-
-    def __init__(self, advance: Advance, total: int) -> None:
-        self._advance, self._total = advance, total
-        self._new, self._shown = 0, time.monotonic()
-
-    def add(self, more: int) -> None:
-        """Count answers, and show the count if the last time was long enough ago."""
-        self._new += more
-        if time.monotonic() - self._shown > _SHOW_EVERY:
-            self.show()
-
-    def show(self) -> None:
-        """Show the count."""
-        self._advance(self._new, self._total)
-        self._new, self._shown = 0, time.monotonic()
+        return [journal.answers[key] for key in collect(queryable, journal, advance, requests, too_long, peers)]
