@@ -134,7 +134,7 @@ def check_transfer(trainer: Any) -> None:
         server.start_weight_update()
         assert server.state()["updating"]
         with pytest.raises(ServerError, match="NCCL weight transfer not initialized"):
-            server.update_weights({"weights": "w", "names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]})
+            server.update_weights({"names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]})
         assert not server.state()["updating"]
     connect = engine._nccl._connect
     with pytest.MonkeyPatch.context() as patch:

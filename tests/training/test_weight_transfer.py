@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.training import weight_transfer
-from think_as_locals.training.weight_transfer import TransferClient, WeightFiles, nccl_unsupported_reason
+from think_as_locals.training.weight_transfer import WeightFiles, nccl_unsupported_reason
 
 TENSORS = {f"layer.{number}": torch.full((256,), float(number)) for number in range(7)}
 
@@ -89,7 +89,8 @@ def test_weight_update_is_announced_by_name(monkeypatch: pytest.MonkeyPatch) -> 
 
     update = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 2]]}
     with answering(respond) as url:
-        client = TransferClient(VLLMServer(url, timeout_s=5), name="sync-7")
+        client = VLLMServer(url, timeout_s=5)
+        client.next_weights = "sync-7"
         client.start_weight_update()
         client.update_weights(update)
         client.finish_weight_update()

@@ -54,6 +54,7 @@ class VLLMServer:
         self._timeout = timeout_s
         self._until = math.inf  # when the time of `one_limit` ends
         self._adapter: dict[str, str] = {}  # fields of a request that apply it
+        self.next_weights = ""  # the name of the weights that an update sends
 
     @contextmanager
     def one_limit(self) -> Iterator[None]:
@@ -89,10 +90,13 @@ class VLLMServer:
 
         An OtherWeightsError says that the server was restarted meanwhile.
         """
+        self.next_weights = name
         self.start_weight_update()
         for file in files:
-            self.update_weights({"file": str(file), "weights": name})
-        self.finish_weight_update(name)
+            self.update_weights({"file": str(file)})
+        self.finish_weight_update()
+
+    # By these four names vLLM's transfer engine calls its client (`VLLMWeightSyncClient`).
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Have its workers join a group from which they receive weights; see `training/weight_transfer.py`."""
@@ -106,11 +110,12 @@ class VLLMServer:
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Have every worker load some of the weights, from a `file` or as vLLM's NCCL transfer describes them."""
-        content = {"json": {"update_info": update_info}}
+        content = {"json": {"update_info": {**update_info, "weights": self.next_weights}}}
         self._send("POST", "/update_weights", before=self._check_updating, tries_with_answer=1, **content)
 
-    def finish_weight_update(self, name: str) -> None:
-        """End an update, and reset the prefix cache."""
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """End an update, and reset the prefix cache; the version is the name of the weights."""
+        name = self.next_weights
         self._send("POST", "/finish_weight_update", before=self._check_updating, json={"weight_version": name})
         if not self._send("POST", "/reset_prefix_cache").json()["success"]:
             raise ServerError(f"the vLLM server at {self.url} did not empty its prefix cache: is it shared?")

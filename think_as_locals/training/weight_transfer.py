@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -88,30 +87,6 @@ Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Yields every weight under the name that vLLM loads it by; all ranks iterate together."""
 
 
-@dataclass
-class TransferClient:
-    """vLLM's control requests to a server (as its `VLLMWeightSyncClient`), for weights `name`."""
-
-    server: VLLMServer
-    name: str = ""
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Have all workers join the trainer's group."""
-        self.server.init_weight_transfer_engine(init_info)
-
-    def start_weight_update(self) -> None:
-        """Begin an update of all workers' weights."""
-        self.server.start_weight_update()
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Have all workers receive what the trainer broadcasts."""
-        self.server.update_weights({**update_info, "weights": self.name})
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """End the update; the workers compute with the new weights from then on."""
-        self.server.finish_weight_update(self.name)
-
-
 class NCCLTransfer:
     """An NCCL group of the main process and all workers, which is made anew if the server was restarted."""
 
@@ -121,7 +96,7 @@ class NCCLTransfer:
         self._rank = rank
         self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._engine: Any = None
-        self.client = TransferClient(server) if server else None
+        self._server = server
 
     @property
     def connected(self) -> bool:
@@ -134,8 +109,8 @@ class NCCLTransfer:
             torch.cuda.set_device(self._device)  # a new thread begins with the first one
         if connect:
             self._engine = self._connect()
-        if self.client:
-            self.client.name = name
+        if self._server:
+            self._server.next_weights = name
         self._engine.send_weights()
 
     def _connect(self) -> Any:
@@ -158,11 +133,11 @@ class NCCLTransfer:
                 return weights()
 
         address, port, workers = "", 0, 0
-        if self.client:
+        if self._server:
             address, port = get_ip(), get_open_port()  # by which the server reaches this machine
-            workers = self.client.server.world_size()
+            workers = self._server.world_size()
         info = NCCLTrainerInitInfo(master_address=address, master_port=port, world_size=1 + workers, rank=self._rank)
-        return NCCLTrainerWeightTransferEngine.trainer_init(info, client=self.client, source=PolicyWeights())
+        return NCCLTrainerWeightTransferEngine.trainer_init(info, client=self._server, source=PolicyWeights())
 
 
 def nccl_unsupported_reason(state: dict[str, Any]) -> str | None:
