@@ -15,6 +15,7 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.evaluation import carb
 from think_as_locals.runtime import run_folder
+from think_as_locals.runtime.files import explain
 from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, rewind
 from think_as_locals.types import TEST, ConfigError, DataError, FileError, RunStoppedError, join_turns
 
@@ -66,20 +67,11 @@ def test_concurrently_created_run_is_rejected_or_resumed(
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize(
-    ("below", "reason"),
-    [
-        ("file", "Not a directory: a file is where a folder is needed, or a folder where a file is"),
-        ("/dev/null", "Not a directory: a file is where"),
-        ("/proc/none", "No such file or directory: choose another folder (run.dir)"),
-    ],
-)
-def test_folder_creation_error_names_the_reason(tmp_path: Path, below: str, reason: str) -> None:
+def test_folder_creation_error_is_one_of_a_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError) as caught:
-        open_run(config(tmp_path / below))
-    assert reason in str(caught.value)
-    assert str(caught.value).endswith("; nothing was started")
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        open_run(config(tmp_path / "file"))
+    assert "a file is where a folder is needed" in explain(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -178,7 +178,7 @@ def open_run(config: Config) -> RunFolder:
         return run
     # Made under another name and renamed, so that the folder is complete whenever this process is killed.
     unfinished = RunFolder(run.path.with_name(f".{run.name}.{os.getpid()}"))
-    make_folder(unfinished.path)
+    unfinished.path.mkdir(parents=True, exist_ok=True)
     try:
         write_json(unfinished.environment, environment())
         write_text(unfinished.config, config.to_yaml())
@@ -190,16 +190,6 @@ def open_run(config: Config) -> RunFolder:
     finally:
         shutil.rmtree(unfinished.path, ignore_errors=True)
     return run
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder of runs; a ConfigError says why that is impossible."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fault = file_fault(error)
-        reason = explain(fault) if fault else f"{path}: {error.strerror}: choose another folder (run.dir)"
-        raise ConfigError(f"{reason}; nothing was started") from error
 
 
 @contextmanager

@@ -18,14 +18,7 @@ from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.runtime.files import write_text
 from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.processes import STOP_SIGNALS, on_signals
-from think_as_locals.runtime.run_folder import (
-    RunFolder,
-    check_resumable,
-    lock_run_dir,
-    make_folder,
-    refuse_links,
-    resumable,
-)
+from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir, refuse_links, resumable
 from think_as_locals.runtime.terminal import progress_console
 from think_as_locals.sweeps.grid import Job, make_jobs
 from think_as_locals.sweeps.runner import LOG, POLL_S, STATUS, STOP, STOPPED_STATUS, read_status
@@ -54,7 +47,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
     if folder.exists() and not (folder / JOBS).is_dir():
         raise ConfigError(f"{folder} exists and is not the folder of a sweep: choose another run.name")
     refuse_links(folder)
-    make_folder(folder / JOBS)
+    (folder / JOBS).mkdir(parents=True, exist_ok=True)
     stop = folder / JOBS / STOP
 
     def request_stop(_: int) -> None:
