@@ -14,7 +14,7 @@ from rich.console import Console
 from think_as_locals import cli
 from think_as_locals.engines import Messages
 from think_as_locals.judging import write
-from think_as_locals.machine.model_check import check_format, query_model
+from think_as_locals.machine.model_check import format_findings, judge_with, query_model
 from think_as_locals.reward_models.judge import SETTINGS_FILE, Judge, JudgeSettings
 from think_as_locals.runtime.output import shorten_repeats
 
@@ -31,8 +31,8 @@ def judge_with_format_errors(messages: Messages) -> str:
 def test_check_format_counts_broken_rules() -> None:
     items = [make_item(id=str(i), prompt=f"Question {i}?", responses=("no", "yes"), best=1) for i in range(4)]
     judge = Judge(engine=Scripted(judge_with_format_errors), settings=JudgeSettings(prompt="listwise"))
-    check = check_format(judge, "compact", items, Console(quiet=True))
-    found = [finding.found for finding in check.findings()]
+    scored = judge_with(judge, "compact", items, Console(quiet=True))
+    found = [finding.found for finding in format_findings("compact", scored)]
     assert found[:2] == [
         "of 4 judgements with prompt compact, 2 are in the format",
         "1 have no verdict, 3 have the right one",

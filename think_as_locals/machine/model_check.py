@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +33,24 @@ _SHOWN = 160  # characters of a completion
 _MEANINGS = {**RULES, TOO_LONG: "the prompt leaves the model no room", "rating": "the last word has to be a rating"}
 
 
-@dataclass(frozen=True, slots=True)
-class FormatCheck:
-    """What a model answered to one prompt."""
+def format_findings(prompt: str, scored: Sequence[ScoredItem]) -> list[Finding]:
+    """Return how many judgements are in the format, have a verdict and are right, broken rules and an example."""
+    of, in_format = len(scored), sum(not each.judgement.issues for each in scored)
+    right = sum(each.correct for each in scored)
+    lines = [
+        f"of {of} judgements with prompt {prompt}, {in_format} are in the format",
+        f"{of - count_verdicts(scored)} have no verdict, {right} have the right one",
+    ]
+    broken = Counter(issue for each in scored for issue in each.judgement.issues)
+    lines += [f"{count:3} of {of} break {rule}: {_MEANINGS[rule]}" for rule, count in broken.most_common()]
+    shown = max(scored, key=lambda each: bool(each.judgement.issues)).judgement.completion
+    lines.append(f"it wrote, for example: {cut(shorten_repeats(' '.join(shown.split())), _SHOWN)!r}")
+    return [Finding("format", line) for line in lines]
 
-    prompt: str
-    scored: Sequence[ScoredItem]
 
-    @property
-    def verdicts(self) -> int:
-        return sum(each.judgement.verdict is not None for each in self.scored)
-
-    def findings(self) -> list[Finding]:
-        """Return how many judgements are in the format, have a verdict and are right, broken rules and an example."""
-        of, in_format = len(self.scored), sum(not each.judgement.issues for each in self.scored)
-        right = sum(each.correct for each in self.scored)
-        lines = [
-            f"of {of} judgements with prompt {self.prompt}, {in_format} are in the format",
-            f"{of - self.verdicts} have no verdict, {right} have the right one",
-        ]
-        broken = Counter(issue for each in self.scored for issue in each.judgement.issues)
-        lines += [f"{count:3} of {of} break {rule}: {_MEANINGS[rule]}" for rule, count in broken.most_common()]
-        shown = max(self.scored, key=lambda each: bool(each.judgement.issues)).judgement.completion
-        lines.append(f"it wrote, for example: {cut(shorten_repeats(' '.join(shown.split())), _SHOWN)!r}")
-        return [Finding("format", line) for line in lines]
+def count_verdicts(scored: Sequence[ScoredItem]) -> int:
+    """Return how many judgements have a verdict."""
+    return sum(each.judgement.verdict is not None for each in scored)
 
 
 def query_model(path: str, backend: Backend, prompt: str | None, console: Console) -> list[Finding]:
@@ -69,14 +63,12 @@ def query_model(path: str, backend: Backend, prompt: str | None, console: Consol
     with Judge.load(path, backend) as judge:
         prompts = [prompt] if prompt else [judge.settings.prompt] if own else _PROMPTS
         chosen = select(items, _ITEMS if len(prompts) == 1 else _ITEMS_EACH)
-        checks = [check_format(judge, name, chosen, console) for name in prompts]
-    checks.sort(key=lambda check: -check.verdicts)
-    findings = [finding for check in checks for finding in check.findings()]
-    if not own and checks[0].verdicts < len(chosen):
+        scored = {name: judge_with(judge, name, chosen, console) for name in prompts}
+    best, *others = sorted(scored, key=lambda name: -count_verdicts(scored[name]))
+    findings = [finding for name in (best, *others) for finding in format_findings(name, scored[name])]
+    if not own and count_verdicts(scored[best]) < len(chosen):
         cold = f"tal run pretrained model.path={shlex.quote(path)} data.path=FILE"
-        findings.append(
-            Finding("format", f"prompt={checks[0].prompt} does best; a cold start teaches a format: {cold}")
-        )
+        findings.append(Finding("format", f"prompt={best} does best; a cold start teaches a format: {cold}"))
     folders = map(RunFolder, Path(path).resolve().parents[:2])
     if run := next(filter(is_randomly_initialised, folders), None):
         command = shlex.join(["tal", "judge", path, str(run.examples)])
@@ -85,10 +77,10 @@ def query_model(path: str, backend: Backend, prompt: str | None, console: Consol
     return findings
 
 
-def check_format(judge: Judge, prompt: str, items: Sequence[Item], console: Console) -> FormatCheck:
+def judge_with(judge: Judge, prompt: str, items: Sequence[Item], console: Console) -> list[ScoredItem]:
     """Return a model's judgements with a prompt, of at most 512 tokens each."""
     most = min(judge.settings.max_completion_length, _MAX_TOKENS)
     console.print(f"prompt {prompt}: {len(items)} judgements of up to {most} tokens")
     changes: dict[str, Any] = {"prompt": prompt, "max_completion_length": most}
     asked = replace(judge, settings=replace(judge.settings, **changes))
-    return FormatCheck(prompt, asked.predict(items, allow_long=True))
+    return asked.predict(items, allow_long=True)
