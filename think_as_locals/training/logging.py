@@ -14,12 +14,7 @@ from unittest.mock import patch
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from rich.console import Console, Group
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
@@ -28,6 +23,7 @@ from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
 from think_as_locals.runtime.output import shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.runtime.terminal import progress_bar
 from think_as_locals.training.throughput import count_parameters
 from think_as_locals.types import cut
 
@@ -47,11 +43,7 @@ class MetricsWriter(TrainerCallback):
 
 
 class CompletionsWriter(TrainerCallback):
-    """Writes the main process's scored completions to `completions/`, a file for each step, with verdicts and faults.
-
-    One of them is shown at the first step and every `show_every` steps. TRL's `log_completions` writes only those of
-    the last batch before each logged step, and prints them all.
-    """
+    """Writes the main process's scored completions, a file for each step, and shows one of them now and then."""
 
     def __init__(
         self, run: RunFolder, take_rows: Callable[[], list[dict[str, Any]]], console: Console, show_every: int
@@ -66,6 +58,7 @@ class CompletionsWriter(TrainerCallback):
         if state.is_world_process_zero and rows:
             self._run.completions_dir.mkdir(parents=True, exist_ok=True)
             write_bytes(self._run.completions(state.global_step), parquet(rows))
+            # TRL's `log_completions` writes only those of the last batch before each logged step, and prints them all.
             if state.global_step == 1 or state.global_step % self._show_every == 0:
                 shown = {name: cut(" ".join(shorten_repeats(rows[0][name]).split()), _SHOWN) for name in _TEXTS}
                 texts = "".join(f"\n  {name}: {text}" for name, text in shown.items())
@@ -170,45 +163,33 @@ def _now() -> str:
 
 
 class LiveView(TrainerCallback):
-    """Shows a stage as a live panel in a terminal, and as plain lines elsewhere."""
+    """Shows a stage: its figures as a line now and then, in a terminal above a bar of its steps."""
 
     def __init__(self, console: Console, stage: str) -> None:
         self._console = console
         self._stage = stage
-        self._live: Live | None = None
         self._latest: dict[str, float] = {}
         self._tokens = (0.0, time.monotonic())
         self._printed = -_LINE_EVERY_S
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._progress = progress_bar(console)
         self._task = self._progress.add_task(stage, total=None)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Open the panel."""
+        """Show the bar."""
         if not state.is_world_process_zero:
             return
         self._progress.update(self._task, total=state.max_steps, completed=state.global_step)
         counted = (logs["num_tokens"] for logs in reversed(state.log_history) if "num_tokens" in logs)
         self._tokens = (next(counted, 0.0), time.monotonic())  # those before a stop were not counted in this time
         if self._console.is_terminal:
-            self._live = Live(self._panel(), console=self._console, refresh_per_second=4)
-            self._live.start()
+            self._progress.start()
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Advance the bar."""
         self._progress.update(self._task, completed=state.global_step)
-        if self._live:
-            self._live.update(self._panel())
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show the latest figures."""
+        """Print the latest figures."""
         if not state.is_world_process_zero or not logs or _METRICS.keys().isdisjoint(logs):
             return
         self._latest |= {key: value for key, value in logs.items() if isinstance(value, float | int)}
@@ -216,39 +197,29 @@ class LiveView(TrainerCallback):
         if tokens > self._tokens[0]:
             self._latest["tokens/s"] = (tokens - self._tokens[0]) / max(now - self._tokens[1], 1e-9)
             self._tokens = (tokens, now)
-        if self._live:
-            self._live.update(self._panel())
-        elif now - self._printed >= _LINE_EVERY_S or state.global_step == state.max_steps:
+        if now - self._printed >= _LINE_EVERY_S or state.global_step == state.max_steps:
             self._printed = now
-            figures = [f"{name} {value}" for name, value in self._figures()]
+            figures = self._figures()
             if left := self._progress.tasks[0].time_remaining:
                 figures.append(f"left {left:.0f} s")
             line = "  ".join([_now(), f"{self._stage} {state.global_step}/{state.max_steps}", *figures])
             self._console.print(line, soft_wrap=True)  # in a log, a line is a line
 
     def close(self) -> None:
-        """Close the panel, whose last state stays; also after an error, so that the terminal is left intact."""
-        if self._live:
-            self._live.stop()
-            self._live = None
+        """End the bar; also after an error, so that the terminal is left intact."""
+        self._progress.stop()
 
-    def _figures(self) -> list[tuple[str, str]]:
+    def _figures(self) -> list[str]:
         latest = self._latest
-        figures = [(name, form.format(latest[key])) for key, (name, form) in _METRICS.items() if key in latest]
+        figures = [f"{name} {form.format(latest[key])}" for key, (name, form) in _METRICS.items() if key in latest]
         figures += [
-            (key.split("/")[1].replace("_", " "), f"{latest[key]:+.3f}")
+            f"{key.split('/')[1].replace('_', ' ')} {latest[key]:+.3f}"
             for key in sorted(latest.keys() - _METRICS.keys())
             if fnmatchcase(key, "rewards/*/mean")
         ]
         if "tokens/s" in latest:
-            figures.append(("tokens/s", f"{latest['tokens/s']:,.0f}"))
+            figures.append(f"tokens/s {latest['tokens/s']:,.0f}")
         return figures
-
-    def _panel(self) -> Panel:
-        grid = Table.grid(padding=(0, 2))
-        for name, value in self._figures():
-            grid.add_row(name, Text(value, "bold"))
-        return Panel(Group(self._progress, grid), title="Think-as-Locals", border_style="cyan")
 
 
 @contextmanager
