@@ -78,7 +78,7 @@ class RunConfig(schema.Recipe):
         if sft is None:
             if scratch:
                 yield "sft: a randomly initialised model needs trainer=cold_start_grpo, or set model.path"
-        elif sft.is_biased and not scratch:
+        elif not scratch and any(value is not None for name, value in sft if name.startswith("biased_")):
             remedy = "choose trainer=demonstrated_grpo"
             yield f"sft: trainer=cold_start_grpo is for random weights; {self.model.path} is pretrained: {remedy}"
         elif sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None and scratch):

@@ -423,11 +423,6 @@ class SftSection(TrlSection):
         """The length of the training, for messages."""
         return f"{self.max_steps} steps" if self.max_steps > 0 else f"{self.num_train_epochs:g} epochs"
 
-    @property
-    def is_biased(self) -> bool:
-        """Whether demonstrations get deliberate errors."""
-        return any(value is not None for name, value in self if name.startswith("biased_"))
-
     def faults(self) -> Iterator[str]:
         if (self.biased_wrong or 0.0) + (self.biased_right or 0.0) > 1:
             yield "biased_right: it and biased_wrong are shares of the same mentions and must not exceed 1"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import track
 from rich.table import Table
 
 from think_as_locals.config.schema import DataSection
@@ -128,17 +128,15 @@ def _fault_lines(outcome: Outcome) -> list[str]:
 
 def _counted(outcomes: Iterable[Outcome], tally: Tally, quarantine: TextIO | None) -> Iterator[Outcome]:
     """Yield the outcomes, counted; write rows that cannot be imported into quarantine."""
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
     console = Terminal(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        for outcome in progress.track(outcomes, description=""):
-            tally.add(outcome)
-            if quarantine and not outcome.imported:
-                row = outcome.row
-                reasons = [{"name": fault.name, "detail": fault.detail} for fault in outcome.faults]
-                line = {"file": row.file, "row": row.number, "faults": reasons, "text": row.text}
-                quarantine.write(json.dumps(line) + "\n")  # ASCII: the text may hold surrogate escapes
-            yield outcome
+    for outcome in track(outcomes, "rows", console=console, transient=True, disable=not console.is_terminal):
+        tally.add(outcome)
+        if quarantine and not outcome.imported:
+            row = outcome.row
+            reasons = [{"name": fault.name, "detail": fault.detail} for fault in outcome.faults]
+            line = {"file": row.file, "row": row.number, "faults": reasons, "text": row.text}
+            quarantine.write(json.dumps(line) + "\n")  # ASCII: the text may hold surrogate escapes
+        yield outcome
 
 
 _NEXT_TURN = re.compile(

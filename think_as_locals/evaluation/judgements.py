@@ -103,7 +103,9 @@ class Judgements:
         known, table = {} if known is None else known, merge_rows(table)
         items = []
         for row in table.drop_duplicates("id").sort_values("id")[list(ITEM_FIELDS)].to_dict("records"):
-            item = in_text_order(Item(**row))  # data sets may store the same responses in any order
+            item = Item(**row)  # data sets may store the same responses in any order
+            by_text = sorted(range(len(item.responses)), key=item.responses.__getitem__)
+            item = reorder_responses(item, by_text)
             items.append(known[item.id] if known.get(item.id) == item else item)
             known.setdefault(item.id, item)
         numbers = {item.id: number for number, item in enumerate(items)}
@@ -124,11 +126,6 @@ class Judgements:
         """Return the indices of the items of complete flip sets, set by set; an item is there once for each set."""
         index_of = {item.id: index for index, item in enumerate(self.items)}
         return np.array([index_of[item.id] for members in flip_sets(self.items) for item in members], np.intp)
-
-
-def in_text_order(item: Item) -> Item:
-    """Return an item with its responses in the order of their texts."""
-    return reorder_responses(item, sorted(range(len(item.responses)), key=item.responses.__getitem__))
 
 
 def too_long_note(how: str, ids: Sequence[str]) -> str:

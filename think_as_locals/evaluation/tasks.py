@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
@@ -65,7 +65,8 @@ def questions_of(section: SampleSection, seed: int) -> list[Question]:
         return [Question(item, votes[item.id]) for item in chosen]
     items = list(load_side(section.data, seed, section.items))
     if section.task == "prompts":
-        return [Question(item) for item in distinct_prompts(items)]
+        first = {(item.prompt, item.culture, item.language): item for item in reversed(items)}
+        return [Question(item) for item in reversed(first.values())]
     questions = []
     for item in (shuffle_responses(item, seed) for item in items):
         labels = LABELS[: len(item.responses)]
@@ -73,11 +74,6 @@ def questions_of(section: SampleSection, seed: int) -> list[Question]:
         values = {"question": item.prompt, "options": options, "label": f"one of {', '.join(labels)}"}
         questions.append(Question(replace(item, prompt=_template("multiple_choice").substitute(values))))
     return questions
-
-
-def distinct_prompts(items: Iterable[Item]) -> list[Item]:
-    """Return the first item of each combination of prompt, culture and language."""
-    return list({(item.prompt, item.culture, item.language): item for item in reversed(list(items))}.values())[::-1]
 
 
 def quality(question: Question, answer: str) -> float:
@@ -146,7 +142,12 @@ def draw(
     requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
     engine, identity, chunk_size = load_policy(section.policy)
     with closing(engine):
-        for number, sampling in enumerate(samplings(section, seed), start=1):
+        for number in range(1, section.num_candidates + 1):
+            sampling = Sampling(
+                max_completion_length=section.max_completion_length,
+                temperature=section.temperature,
+                seed=random.Random(f"{seed}-candidate-{number - 1}").randrange(2**31),
+            )
             sampler = Sampler(engine, sampling, chunk_size, lambda r: _asked(r.item), lambda r: r.item.prompt)
             drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
             path = folder.journal(f"candidate-{number}")
@@ -181,16 +182,6 @@ def _asked(item: Item) -> Messages:
     """Return the messages that a policy answers."""
     in_turns = EVERY_TEMPLATE.fullmatch(" ".join(message["role"] for message in item.messages))
     return item.messages if in_turns else [{"role": "user", "content": item.prompt}]
-
-
-def samplings(section: SampleSection, seed: int) -> Iterator[Sampling]:
-    """Yield the sampling parameters of each candidate of a task."""
-    for number in range(section.num_candidates):
-        yield Sampling(
-            max_completion_length=section.max_completion_length,
-            temperature=section.temperature,
-            seed=random.Random(f"{seed}-candidate-{number}").randrange(2**31),
-        )
 
 
 def qualities(

@@ -17,8 +17,8 @@ from think_as_locals.engines.engine import Backend
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol
-from think_as_locals.reward_models.reward_model import Request, RewardModel, query_all
-from think_as_locals.types import LABELS, DataError, Item, is_text
+from think_as_locals.reward_models.reward_model import RewardModel, query_all
+from think_as_locals.types import LABELS, DataError, Item, is_text, join_turns
 
 Turns = Sequence[Mapping[str, Any]]
 """Messages, in which prompts and completions of frameworks come, or else as texts."""
@@ -162,8 +162,9 @@ class GroupReward:
             items, item_requests, query_all(self.rm, item_requests), strict=True
         ):
             if self._judge:
-                verdicts = [self._judge.read(*pair).verdict for pair in zip(requests, answers, strict=True)]
-                values: Sequence[float] = won_shares(requests, verdicts)
+                pairs = [(request, self._judge.read(request, a)) for request, a in zip(requests, answers, strict=True)]
+                won = [request.order[read.verdict] for request, read in pairs if read.verdict is not None]
+                values: Sequence[float] = [won.count(i) / len(won) if won else math.nan for i in (0, 1)]
             else:
                 values = self.rm.scores(item, answers)
             for text, value in zip(item.responses, values, strict=True):
@@ -212,13 +213,6 @@ class GroupReward:
         return Reward(math.fsum(known) / len(known), split / len(known))
 
 
-def won_shares(requests: Sequence[Request], verdicts: Sequence[int | None]) -> list[float]:
-    """Return for each response of an item the share of its comparisons that it won, by those that could be parsed."""
-    chosen = zip(requests, verdicts, strict=True)
-    winners = [request.order[verdict] for request, verdict in chosen if verdict is not None]
-    return [winners.count(i) / len(winners) if winners else math.nan for i in range(len(requests[0].item.responses))]
-
-
 def item_of(prompt: PolicyPrompt, texts: Sequence[str]) -> Item:
     """Return an item of responses to a prompt; which of them is the best is unknown, and `best` means nothing."""
     fields = prompt._asdict()
@@ -229,8 +223,7 @@ def question(prompt: str | Turns) -> str:
     """Return a prompt as one text: several messages each with its role before it, as in the data sources."""
     if isinstance(prompt, str):
         return prompt
-    turns = [(message.get("role"), _text(message)) for message in prompt]
-    return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {text}" for role, text in turns)
+    return join_turns([(str(message.get("role")), _text(message)) for message in prompt])
 
 
 def response(completion: str | Turns) -> str:

@@ -236,14 +236,6 @@ class CheckpointedTrainer(Trainer):
                 "it; without this folder, run.resume=auto continues from the checkpoint before it, or starts over"
             ) from error
 
-    def restore(self) -> None:
-        """Restore the state of this rank from the checkpoint that training resumes from, if any."""
-        if self.resumed_from is not None:
-            stem = self.resumed_from / f"rank-{self.args.process_index}"
-            values = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-            tensors = load_file(stem.with_suffix(".safetensors"))
-            self.load_rank_state(values, {name: value.to(self.args.device) for name, value in tensors.items()})
-
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
         """Return the state that only this rank has."""
         values = {"loss": float(self._tr_loss), "total_loss": self._total_loss_scalar}
@@ -334,7 +326,12 @@ class _Restore(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.restore()
+        trainer = self._trainer
+        if trainer.resumed_from is not None:
+            stem = trainer.resumed_from / f"rank-{trainer.args.process_index}"
+            values = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+            tensors = load_file(stem.with_suffix(".safetensors"))
+            trainer.load_rank_state(values, {name: value.to(trainer.args.device) for name, value in tensors.items()})
 
 
 class StopSignals(TrainerCallback):
