@@ -19,7 +19,6 @@ from reward_models.tiny import WORDS, write_classifier
 
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, others_mean
 from think_as_locals.engines import packing
-from think_as_locals.evaluation import journal
 from think_as_locals.evaluation.journal import by_response, content_key
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.scpo.results import Scores, js_distance, opinion_distances, response_requests, score_responses
@@ -133,10 +132,7 @@ def test_item_order_does_not_change_batches_or_scores(rm: ScalarRM, tmp_path: Pa
         assert again == batches
 
 
-def test_killed_scoring_resumes_from_the_unfinished_chunk(
-    rm: ScalarRM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "_SHOW_EVERY", -1.0)  # progress is told of every answer
+def test_killed_scoring_resumes_from_the_unfinished_chunk(rm: ScalarRM, tmp_path: Path) -> None:
     undisturbed = scores(rm, tmp_path / "undisturbed")
     done = 0
 
