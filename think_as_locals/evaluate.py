@@ -27,9 +27,8 @@ from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.judgements import Judgements
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
-from think_as_locals.evaluation.sampling import advance
+from think_as_locals.evaluation.sampling import Question, advance, candidates_table, draw, questions_of
 from think_as_locals.evaluation.tables import on_terminal as table_on_terminal
-from think_as_locals.evaluation.tasks import Question, candidates_table, draw, questions_of
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.doctor import reward_model_faults

@@ -10,7 +10,7 @@ from data.sources.test_blend import a_folder
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.model_schema import SampleConfig, SampleSection
-from think_as_locals.evaluation.tasks import Question, chosen_option, quality, questions_of, vote_share
+from think_as_locals.evaluation.sampling import Question, chosen_option, quality, questions_of, vote_share
 
 
 @pytest.mark.parametrize(
