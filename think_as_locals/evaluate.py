@@ -24,7 +24,6 @@ from think_as_locals.evaluation import carb, downstream
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
-from think_as_locals.evaluation.judgements import Judgements
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.sampling import Question, advance, candidates_table, draw, questions_of
@@ -130,11 +129,11 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
         clear_device_cache(garbage_collection=True)  # of the policy
     if peers.is_main:  # now, since answers will take memory, too: all reward models share them
         baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
-    failed, judgements = [], dict[Path, Judgements]()
+    failed = []
     for name in config.rms:
         record = folder.result("failed", name)
         try:
-            RewardModelEvaluation(config, name, data, folder, console, peers, judgements).run()
+            RewardModelEvaluation(config, name, data, folder, console, peers).run()
             record.unlink(missing_ok=True)
         except Exception as error:  # a bug as well: the other reward models do not depend on it
             if (fault := file_fault(error)) and fault.errno in DISK_FAULTS:
@@ -145,7 +144,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
     if not peers.is_main:
         return
-    page = write_leaderboard([folder.path], folder.path, data.items, judgements)
+    page = write_leaderboard([folder.path], folder.path)
     print_result(*on_terminal(folder.path), f"leaderboard  {page}")
     if failed:
         errors.print(f"failed       {', '.join(failed)}: run.resume=auto tries again")
@@ -201,7 +200,6 @@ class RewardModelEvaluation:
     folder: RunFolder
     console: Console
     peers: Peers
-    judgements: dict[Path, Judgements]  # for the leaderboard, by the path of their table
 
     def run(self) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
@@ -251,7 +249,6 @@ class RewardModelEvaluation:
             protocol = f"{section.protocol}, greedy, {orders}, {section.convention}"
         carb.record(
             *(scored, items, self._result("carb"), self.name, self.console),
-            judgements=self.judgements,
             dataset=config.data.title,
             split="all" if config.eval.items == "all" else config.data.split,
             model=self.name,

@@ -18,7 +18,7 @@ from html_page import Page
 
 from think_as_locals.evaluation import leaderboard
 from think_as_locals.evaluation.compare import compare, read
-from think_as_locals.evaluation.judgements import Judgements, annotate, read_judgements
+from think_as_locals.evaluation.judgements import annotate, read_judgements
 from think_as_locals.evaluation.leaderboard import LONGEST_TEXT, browsable, read_entries, write_leaderboard
 from think_as_locals.evaluation.statistics import holm
 from think_as_locals.judging import reorder_responses, shuffle_responses
@@ -88,18 +88,6 @@ def test_leaderboard_figures_match_the_carb_file(measured: Path, out: Path) -> N
     low, high = worse["ties"]["ci95"]
     assert 0 < low < 34 / 134 < high < 1
     assert model_of(board, "constant")["macro"]["accuracy"] == 0.5
-
-
-def test_in_memory_judgements_give_the_same_files(evaluation: Path, tmp_path: Path) -> None:
-    kept = dict[Path, Judgements]()
-    table = measure(evaluation, "good", predictions(lambda i: i % 10 > 0), judgements=kept)
-    measure(evaluation, "worse", predictions(lambda i: (None, 0.5, 1, 0)[i % 4]), judgements=kept)
-    entries = {entry.name: entry for entry in read_entries([evaluation], items(), kept)}
-    assert entries["good"].judged is kept[table]
-    for folder, known in (("read", None), ("kept", kept)):
-        write_leaderboard([evaluation], tmp_path / folder, items(), known)
-    for file in sorted((tmp_path / "read").iterdir()):
-        assert (tmp_path / "kept" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_model_trained_on_measured_items_is_marked_everywhere(evaluation: Path, tmp_path: Path) -> None:

@@ -229,24 +229,20 @@ def trained_on_note(summary: Mapping[str, Any]) -> str:
     return f"trained on {counted['items']:,} of these {counted['n']:,} items" if counted and counted["items"] else ""
 
 
-def save(
-    scored: Iterable[ScoredItem], path: Path, judgements: dict[Path, Judgements] | None = None, **about: Any
-) -> dict[str, Any]:
-    """Write a CARB file, a table of its judgements and, if given, the entry of this table in `judgements`."""
+def save(scored: Iterable[ScoredItem], path: Path, **about: Any) -> dict[str, Any]:
+    """Write a CARB file and a table of its judgements; `about` are arguments of `summarise`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table, file = tabulate(scored), path.with_suffix(".parquet")
+    table = tabulate(scored)
     known = set(table["id"])  # a row of Ties is left out as a whole
     if missing := {row_name(item.id) for item in about.get("queried", ()) if item.id not in known}:
         table = table[~table["id"].map(row_name).isin(missing)]
-    with written_atomically(file) as content:
+    with written_atomically(path.with_suffix(".parquet")) as content:
         table.to_parquet(content, index=False)
     by_itself = about.get("protocol", "").partition(",")[0] not in ("pairwise", "round_robin")
     judged, ties = Judgements.of(table), composite(table) if by_itself and not missing else None
     del table  # before the statistics
     summary = summarise(judged, **about) | ({} if ties is None else {"rewardbench2_ties": ties})
     write_json(path, summary)  # last: if it exists, the measurement is complete
-    if judgements is not None:
-        judgements[file] = judged
     return summary
 
 

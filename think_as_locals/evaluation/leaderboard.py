@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -93,11 +93,9 @@ class LeaderboardEntry:
         return self.judged.items
 
 
-def write_leaderboard(
-    runs: Sequence[Path], folder: Path, items: Iterable[Item] = (), judgements: Mapping[Path, Judgements] | None = None
-) -> Path:
-    """Write `leaderboard.json`, `.md` and `.html`; return the page's path. Given items and judgements are not read."""
-    same_items = grouped(read_entries(runs, items, judgements), lambda entry: entry.items).values()
+def write_leaderboard(runs: Sequence[Path], folder: Path) -> Path:
+    """Write `leaderboard.json`, `.md` and `.html`; return the page's path."""
+    same_items = grouped(read_entries(runs), lambda entry: entry.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
     boards = [board(entries) for entries in ranked]
     read = [(run, read_json(path)) for run in runs for path in RunFolder(run).results("failed")]
@@ -122,20 +120,18 @@ def on_terminal(folder: Path) -> Iterator[RenderableType]:
         yield tables.on_terminal(_failures_table(found["failed"]), "Failed")
 
 
-def read_entries(
-    runs: Sequence[Path], items: Iterable[Item] = (), judgements: Mapping[Path, Judgements] | None = None
-) -> list[LeaderboardEntry]:
+def read_entries(runs: Sequence[Path]) -> list[LeaderboardEntry]:
     """Load all reward models of evaluations and the last step of training runs, under distinct names."""
     folders = dict.fromkeys(run.resolve() for run in runs)
-    known = {item.id: item for item in items}  # which reward models share
-    entries = [entry for folder in folders for entry in _entries(folder, known, judgements or {})]
+    known = dict[str, Item]()  # by id, which reward models share
+    entries = [entry for folder in folders for entry in _entries(folder, known)]
     for longer in ("{0.name} ({0.run.name}/{0.path.stem})", "{0.name} ({0.path})"):
         count = Counter(entry.name for entry in entries)
         entries = [replace(e, name=longer.format(e)) if count[e.name] > 1 else e for e in entries]
     return entries
 
 
-def _entries(run: Path, items: dict[str, Item], judgements: Mapping[Path, Judgements]) -> Iterator[LeaderboardEntry]:
+def _entries(run: Path, known: dict[str, Item]) -> Iterator[LeaderboardEntry]:
     paths = RunFolder(run).results("carb")
     if not paths and not RunFolder(run).results("failed"):
         raise DataError(
@@ -143,14 +139,14 @@ def _entries(run: Path, items: dict[str, Item], judgements: Mapping[Path, Judgem
             "finished evaluation or training (tal run RECIPE)"
         )
     steps = carb.steps(RunFolder(run))
-    yield from (_entry(path, items, judgements) for path in paths if path not in steps.values())
+    yield from (_entry(path, known) for path in paths if path not in steps.values())
     if steps:
-        yield replace(_entry(steps[max(steps)], items, judgements), name=run.name)
+        yield replace(_entry(steps[max(steps)], known), name=run.name)
 
 
-def _entry(path: Path, items: dict[str, Item], judgements: Mapping[Path, Judgements]) -> LeaderboardEntry:
+def _entry(path: Path, known: dict[str, Item]) -> LeaderboardEntry:
     summary, table = carb.read(path), path.with_suffix(".parquet")
-    judged = judgements[table] if table in judgements else Judgements.read(table, items)
+    judged = Judgements.read(table, known)
     if len(judged.items) != summary["n"]:
         raise DataError(f"{table}: {len(judged.items)} items, but {path.name} is over {summary['n']}; measure again")
     file = RunFolder(path.parents[1]).result("probes", path.stem)
