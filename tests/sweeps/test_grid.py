@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.run import start
-from think_as_locals.sweeps.grid import Job, job_name, make_jobs, split_values
-from think_as_locals.sweeps.sweep import freeze
+from think_as_locals.sweeps.sweep import Job, freeze, job_name, make_jobs, split_values
 from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"

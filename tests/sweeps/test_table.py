@@ -10,8 +10,7 @@ from typing import Any
 from evaluation.judged import flip_items, judge_all, measure
 
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.sweeps.grid import Job, make_jobs
-from think_as_locals.sweeps.table import write_table
+from think_as_locals.sweeps.sweep import Job, make_jobs, write_table
 
 ITEMS = flip_items(groups=8)
 Right = Callable[[int], float | None]

@@ -6,26 +6,44 @@ status, and `NAME/`, the folder of its run.
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import product
 from pathlib import Path
+from typing import Any, Literal
 
-from think_as_locals.config.compose import ASSETS, group_options, nearest, quoted, reason
-from think_as_locals.evaluation.tables import on_terminal
-from think_as_locals.runtime.files import write_text
+from pandas import DataFrame
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.compose import ASSETS, compose_recipe, group_options, nearest, quoted, read_override, reason
+from think_as_locals.config.launch import read_launch
+from think_as_locals.config.run_schema import RunConfig
+from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.judgements import Judgements
+from think_as_locals.evaluation.statistics import paired
+from think_as_locals.evaluation.tables import escape_markdown, figure, markdown, on_terminal, p_value
+from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.processes import STOP_SIGNALS, on_signals
 from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir, refuse_links, resumable
 from think_as_locals.runtime.terminal import progress_console
-from think_as_locals.sweeps.grid import Job, make_jobs
 from think_as_locals.sweeps.runner import LOG, POLL_S, STATUS, STOP, STOPPED_STATUS, read_status
-from think_as_locals.sweeps.table import State, write_table
-from think_as_locals.types import ConfigError, RunStoppedError
+from think_as_locals.types import VALIDATION, ConfigError, Item, RunStoppedError
 
 JOBS = "jobs"
+_VARIANT = "variant="
+_MAX_NAME = 60  # characters, before the hash
+
+Combination = tuple[str, ...]
+"""An override for each varied key, e.g. `("seed=1", "grpo.beta=0.0")`; a variant comes first."""
+
+State = Literal["done", "stopped", "failed"]
 
 
 def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
@@ -69,6 +87,89 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
     if stop.exists():
         raise RunStoppedError(f"{folder.name} was stopped: continue it with run.name={folder.name} run.resume=auto")
     return folder, all(state == "done" for state in states.values())
+
+
+# --- The grid: a job for each combination of the values that the overrides list, in Hydra's grammar ---
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run of a sweep."""
+
+    name: str
+    combination: Combination
+    overrides: list[str]  # of its combination and variant, and those that all jobs share
+    config: RunConfig
+
+    @property
+    def label(self) -> str:
+        """The combination, for tables and messages."""
+        return " ".join(text.removeprefix(_VARIANT) for text in self.combination) or self.name
+
+
+def job_name(combination: Combination) -> str:
+    """Return a unique, readable name of a combination, whatever the order of its overrides."""
+    combination = tuple(sorted(combination))
+    parts = [text.lstrip("+~").partition("=") for text in combination]
+    text = "_".join(f"{key.rpartition('.')[2]}-{value.replace('e+', 'e')}" for key, _, value in parts)
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:_MAX_NAME].strip("._-")
+    unique = sha256("\n".join(combination).encode()).hexdigest()[:10]
+    return f"{readable}-{unique}" if readable else unique
+
+
+def split_values(overrides: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return the overrides with one value, and for each of the others one override for each of its values."""
+    from hydra.errors import HydraException
+
+    shared, axes, keys = list[str](), list[list[str]](), list[str]()
+    for text in overrides:
+        override = read_override(text)
+        keys.append(override.key_or_group)
+        if not override.is_sweep_override():
+            shared.append(text)
+            continue
+        try:
+            axes.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+        except HydraException as error:
+            raise ConfigError(f"{text}: {reason(error)}; expected KEY=A,B,... or range(FIRST,END)") from error
+        if not axes[-1]:
+            raise ConfigError(f"{text}: holds no value, so there is nothing to run")
+        if keys[-1] == "variant":
+            raise ConfigError(f"{text}: each variant of a recipe is run; leave one out by ~variants.NAME")
+        if keys[-1].startswith("run."):
+            raise ConfigError(f"{text}: a sweep has one {keys[-1]}; its jobs get names of their own")
+    if several := [axis[0].partition("=")[0] for axis in axes if keys.count(axis[0].partition("=")[0].lstrip("+")) > 1]:
+        raise ConfigError(f"{several[0]}: a key that varies is given once")
+    return shared, axes
+
+
+def make_jobs(recipe: str, overrides: Sequence[str]) -> list[Job]:
+    """Compose and validate the job of each combination; one ConfigError names all faulty ones."""
+    shared, axes = split_values(overrides)
+    variants: Mapping[str, Sequence[str]] = compose_recipe(recipe, shared).get("variants") or {}
+    if variants:
+        axes = [[f"{_VARIANT}{name}" for name in variants], *axes]
+    combinations = [*dict.fromkeys(product(*axes))]
+    jobs, faults = list[Job](), list[str]()
+    for combination in combinations:
+        own = [*shared]
+        for text in combination:
+            own += variants[text.removeprefix(_VARIANT)] if text.startswith(_VARIANT) else [text]
+        try:
+            config = load_recipe(recipe, own).model_copy(update={"variants": {}})
+            if (launch := read_launch(config.run.launch)).machines > 1:
+                raise ConfigError(f"run.launch: {launch.name} is for several machines, a job of a sweep has one")
+            jobs.append(Job(job_name(combination), combination, own, config))
+        except ConfigError as error:
+            faults.append(f"{' '.join(combination)}\n    {str(error).replace(chr(10), chr(10) + '    ')}")
+    if faults:
+        raise ConfigError(
+            f"{len(faults)} of {len(combinations)} combinations are invalid, none was started:\n" + "\n".join(faults)
+        )
+    return jobs
+
+
+# --- Hydra's launchers: each starts `runner.py` for every job ---
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -163,3 +264,126 @@ def _state(sweep: Path, job: Job) -> State:
         return "done"
     stopped = status == STOPPED_STATUS or (status is None and (sweep / JOBS / STOP).exists())
     return "stopped" if stopped else "failed"
+
+
+# --- The table: each job beside the model before its training and the first of its like, item by item ---
+
+_CAPTION = (
+    "Per cent after the last step, with 95 % intervals by question group; best first, by validation items if there are "
+    "any. Differences are paired by item, in points: against base, the model before GRPO, and against the first job, "
+    "which has the first variant or value of the key that varies first, and all else equal. p by question group, Holm "
+    "over the column."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A judge in the table: a job's, with what it is compared with, or a model before training."""
+
+    name: str
+    job: Job
+    state: State | None = None  # of a job
+    summary: Mapping[str, Any] | None = None  # on test items
+    judged: Judgements | None = None
+    validation: Mapping[str, Any] | None = None
+    base: _Row | None = None
+    first: _Row | None = None
+
+    def against(self, other: _Row | None) -> tuple[Any, Any, Any] | None:
+        """Return what a paired comparison needs, where both have judged the same items."""
+        if other is None or self.judged is None or other.judged is None or self.judged.items != other.judged.items:
+            return None
+        return other.judged.by_item("credit"), self.judged.by_item("credit"), self.judged.group
+
+
+def write_table(sweep: Path, jobs: Sequence[Job], states: Mapping[str, State]) -> tuple[DataFrame, str]:
+    """Write `sweep.json` and `sweep.md` into a sweep's folder; return the table and its caption."""
+    rows = _rows(sweep, jobs, states)
+    gains = [_gains(rows, [row.base for row in rows]), _gains(rows, [row.first for row in rows])]
+    table = DataFrame([_cells(row, *(found.get(row.name) for found in gains)) for row in rows])
+    caption = _CAPTION
+    if any(carb.trained_on_note(part) for row in rows for part in (row.summary, row.validation) if part):
+        caption += " † The judge was trained on some of these items."
+    records = [_record(row, *(found.get(row.name) for found in gains)) for row in rows]
+    file = RunFolder(sweep).sweep
+    write_json(file, {"sweep": sweep.name, "judges": records})
+    write_text(file.with_suffix(".md"), f"# {escape_markdown(sweep.name)}\n\n{caption}\n\n{markdown(table)}\n")
+    return table, caption
+
+
+def _rows(sweep: Path, jobs: Sequence[Job], states: Mapping[str, State]) -> list[_Row]:
+    """Return the models before training, each once, then the jobs: what is done comes first, the best of it on top."""
+    bases, firsts, known = dict[str, _Row](), dict[Combination, _Row](), dict[str, Item]()
+    rows = list[_Row]()
+    for job in jobs:
+        run = RunFolder(sweep / job.name)
+        steps, validated = carb.steps(run), [*run.evaluated_steps(VALIDATION).values()]
+        base = None
+        if 0 in steps:
+            config = job.config
+            length = config.grpo.max_completion_length
+            setup = repr((config.seed, config.data, config.model, config.prompt, config.sft, length))
+            if setup not in bases:
+                bases[setup] = _Row(f"base of {job.label}", job, None, *_read(steps[0], known))
+            base = bases[setup]
+        row = _Row(
+            name=job.label,
+            job=job,
+            state=states[job.name],
+            validation=read_json(validated[-1]) if validated else None,
+            base=base,
+            first=firsts.get(job.combination[1:]),
+        )
+        if steps:
+            summary, judged = _read(steps[max(steps)], known)
+            row = replace(row, summary=summary, judged=judged)
+        firsts.setdefault(job.combination[1:], row)
+        rows.append(row)
+    order = {"done": 0, "stopped": 1, "failed": 2, None: 3}
+    rows.sort(key=lambda row: (order[row.state], -(row.validation or row.summary or {"accuracy": -1})["accuracy"]))
+    return [*bases.values(), *rows]
+
+
+def _read(path: Path, known: dict[str, Item]) -> tuple[dict[str, Any], Judgements]:
+    return carb.read(path), Judgements.read(path.with_suffix(".parquet"), known)
+
+
+def _gains(rows: Sequence[_Row], others: Sequence[_Row | None]) -> dict[str, dict[str, Any]]:
+    """Return by name how much better each is than another, with the p-value adjusted over all."""
+    pairs = {row.name: pair for row, other in zip(rows, others, strict=True) if (pair := row.against(other))}
+    found = zip(pairs, paired(list(pairs.values())), strict=True)
+    return {name: {**gain.as_dict(), "p_holm": p} for name, (gain, p) in found}
+
+
+def _cells(row: _Row, against_base: dict[str, Any] | None, against_first: dict[str, Any] | None) -> dict[str, str]:
+    test = row.summary or {}
+    cells = {"job": row.name}
+    for heading, part in (("validation, %", row.validation or {}), ("test, %", test)):
+        cells[heading] = figure(part, show_n=True) + " †" * bool(part and carb.trained_on_note(part))
+    cells |= {
+        "flip sets, %": figure(test.get("flips", {})),
+        "in format, %": figure(test.get("in_format", {}), "share"),
+        "parse failures, %": f"{100 * test['parse_failure']:.1f}" if test else "",
+        "step": str(test.get("step", "")),
+        "state": row.state or "",
+    }
+    for heading, gain in (("base", against_base or {}), ("first", against_first or {})):
+        cells[f"against {heading}"] = figure(gain, "difference", "+.1f")
+        cells[f"p, {heading}"] = p_value(gain.get("p_holm"))
+    return cells
+
+
+def _record(row: _Row, against_base: dict[str, Any] | None, against_first: dict[str, Any] | None) -> dict[str, Any]:
+    measured = ("step", "n", "accuracy", "ci95", "in_format", "parse_failure", "flips", "trained_on")
+    return {
+        "name": row.name,
+        "job": row.job.name,
+        "combination": row.job.combination,
+        "state": row.state,
+        **{key: (row.summary or {}).get(key) for key in measured},
+        "validation": {key: row.validation.get(key) for key in ("step", "n", "accuracy", "ci95")}
+        if row.validation
+        else None,
+        "against_base": against_base,
+        "against_first": against_first,
+    }
