@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
@@ -124,16 +123,6 @@ class ConfigError(ThinkAsLocalsError, ValueError):
 
 class PreflightError(ThinkAsLocalsError, RuntimeError):
     """This machine lacks something that a recipe needs."""
-
-
-@contextmanager
-def requiring(user: str) -> Iterator[None]:
-    """Raise a `PreflightError` if an import in the block fails: `user`, e.g. "FILE: read by", needs the package."""
-    try:
-        yield
-    except ImportError as error:
-        remedy = "which is not installed: pip install 'think-as-locals[train]'"
-        raise PreflightError(f"{user} {error.name}, {remedy}") from error
 
 
 class ServerError(ThinkAsLocalsError, RuntimeError):

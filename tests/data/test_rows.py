@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from data.tables import fault_names, write
 
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, unpack, valid_items
 from think_as_locals.evaluation.judgements import read_judgements
-from think_as_locals.types import DataError, DataWarning, Item, PreflightError
+from think_as_locals.types import DataError, DataWarning, Item
 
 VALUES: list[dict[str, Any]] = [
     {"prompt": "朝ごはんは？", "chosen": ["味噌汁"]},
@@ -256,17 +255,6 @@ def test_local_folder_takes_precedence_over_the_hub(
     monkeypatch.chdir(tmp_path)
     assert len(list(read_rows("owner/set"))) == 3
     assert load_dataset_calls == []
-
-
-@pytest.mark.parametrize(("package", "source"), [("pyarrow", "r.parquet"), ("datasets", "owner/set")])
-def test_missing_package_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "r.parquet", VALUES)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(PreflightError, match=r"is not installed: pip install 'think-as-locals\[train\]'"):
-        list(read_rows(source))
 
 
 # --- what becomes of rows ---

@@ -27,7 +27,7 @@ from think_as_locals.config.schema import DataSection
 from think_as_locals.data.languages import PLACEHOLDERS
 from think_as_locals.runtime.files import parquet_batches, within_bound
 from think_as_locals.runtime.model_files import unreachable
-from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, requiring, shown
+from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, shown
 
 _SHOWN = 500  # maximum characters of a message about a row
 _MAX_FAULTY = 10  # rows in a message
@@ -337,8 +337,7 @@ def _json(path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    with requiring(f"{path}: read by"):
-        import pyarrow.parquet
+    import pyarrow.parquet
 
     def values() -> Iterator[Any]:
         for batch in parquet_batches(path, _BATCH):
@@ -406,8 +405,8 @@ def unpack(text: Any) -> Any:
 
 def _saved_rows(folder: Path) -> Iterator[Row]:
     """Yield the rows of a data set written by `save_to_disk`, of all its splits."""
-    with requiring(f"{folder}: read by"):
-        from datasets import DatasetDict, load_from_disk
+    from datasets import DatasetDict, load_from_disk
+
     try:
         loaded = load_from_disk(str(folder))
     except Exception as error:  # whatever damaged files lead to
@@ -420,8 +419,8 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002
-    with requiring(f"{path}: read by"):
-        import datasets
+    import datasets
+
     reason, offline = unreachable(), datasets.config.HF_HUB_OFFLINE
     try:
         # Otherwise it retries for 23 s before it looks into its cache.
