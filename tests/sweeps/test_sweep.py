@@ -80,7 +80,7 @@ def test_sweep_option_without_the_flag_exits_2_with_a_hint(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "tal run -m recipes/quickstart.yaml" in capsys.readouterr().err
+    assert "sweep=joblib: only for sweeps (tal run -m)" in capsys.readouterr().err
 
 
 NODE = """

@@ -98,8 +98,6 @@ def _run(arguments: Namespace) -> None:
     recipe, overrides = arguments.recipe, [*arguments.overrides, *(["hint=true"] if arguments.hint else [])]
     if arguments.multirun and arguments.print_config:
         raise ConfigError("--print-config is for one run: leave out -m; -m --dry-run prints the overrides of each job")
-    if not arguments.multirun and (chosen := [text for text in overrides if text.startswith("sweep=")]):
-        raise ConfigError(f"{chosen[0]} is only for sweeps: tal run -m {recipe} ...")
     if arguments.print_config:
         from think_as_locals.config.checks import load_config
 
