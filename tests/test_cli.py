@@ -193,6 +193,16 @@ def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, jud
     assert (done.status, "mine.jsonl:1: culture: Field required" in done.err) == (2, True)
 
 
+def test_judge_reads_a_table_with_other_columns_as_training_does(tal: Tal, judge: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("question,one,two,better,country\nGreeting?,A bow.,A wai.,2,Thailand\n")
+    columns = "data.columns={prompt: question, responses: [one, two], best: better}"
+    (found,) = records(tal, judge, str(path), columns, "data.labels={1: a, 2: b}")
+    assert found["id"] == "rows/mine.csv-2"
+    done = tal("judge", judge, str(path))
+    assert (done.status, "data.columns={prompt: NAME" in done.err) == (2, True)
+
+
 def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(
     tal: Tal, judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

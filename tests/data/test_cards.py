@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -157,6 +158,13 @@ def test_english_items_are_complete_flip_sets_balanced_by_culture() -> None:
     counts = Counter(item.culture for item in items)
     assert set(counts) == set(CULTURES)
     assert max(counts.values()) < 1.25 * min(counts.values())
+
+
+def test_contradictory_labels_are_no_flip_set() -> None:
+    sets = flip_sets(read(num_responses=2, sets_per_group=1))
+    assert sets
+    of_one_culture = [replace(item, culture="TH") for members in sets for item in members]
+    assert flip_sets(of_one_culture) == flip_sets([replace(item, culture=None) for item in of_one_culture]) == []
 
 
 def test_sets_per_group_samples_flip_sets_by_seed() -> None:

@@ -293,10 +293,16 @@ def test_names_that_tables_write_for_an_empty_cell_are_warnings(item: Item) -> N
 
 def test_flip_set_members_and_items_of_one_row_are_not_duplicates(item: Item) -> None:
     flips = [replace(item, id=culture, culture=culture, best=i) for i, culture in enumerate(item.origins)]
-    same_question = [replace(item, id="other best", best=0), replace(item, id="other prompt", prompt="Why?")]
-    rows = [outcome(i, flip) for i, flip in enumerate([*flips, *same_question])]
+    rows = [outcome(i, flip) for i, flip in enumerate([*flips, replace(item, id="other prompt", prompt="Why?")])]
     of_one_row = [outcome(1, item, replace(item, id="b")), outcome(2)]
-    assert [fault_names(found) for found in (*mark_repeats(rows), *mark_repeats(of_one_row))] == [[]] * 8
+    assert [fault_names(found) for found in (*mark_repeats(rows), *mark_repeats(of_one_row))] == [[]] * 7
+
+
+def test_contradictory_label_is_named(item: Item) -> None:
+    others = [replace(item, id="b", best=1 - item.best), replace(item, id="c")]
+    _, *found = mark_repeats(outcome(i, each) for i, each in enumerate([item, *others]))
+    assert [fault_names(each) for each in found] == [["duplicate"]] * 2
+    assert ["another one as the best" in each.faults[0].detail for each in found] == [True, False]
 
 
 def test_warnings_keep_items_and_errors_raise(item: Item) -> None:

@@ -103,7 +103,7 @@ def test_max_groups_prefers_groups_with_the_most_flip_sets() -> None:
     assert len(kept) == 3
     assert min(sizes[group] for group in kept) >= max(sizes[group] for group in sizes.keys() - kept)
     # One whole set outweighs any number of single items.
-    sets = [an_item(0, 2, best=best, id=f"flip {best}", group="few") for best in (0, 1)]
+    sets = [an_item(0, 2, best=i, id=f"flip {i}", group="few", culture=c) for i, c in enumerate(("CL", "TH"))]
     many = [an_item(i, group="many") for i in range(1, 9)]
     assert chosen([*many, *sets], max_groups=1) == sets
 

@@ -18,7 +18,7 @@ from evaluation.published import published_items
 from items import make_item, row_of
 
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.carb import KEYS, lines, metrics, read, save, summarise
+from think_as_locals.evaluation.carb import KEYS, faulty_note, lines, metrics, read, save, summarise
 from think_as_locals.evaluation.judgements import Judgements, tabulate
 from think_as_locals.judging import parse, reorder_responses, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -121,6 +121,12 @@ CELLS = {"JP/safety": (1, 0.0), "JP/value": (2, 1 / 2), "TH/safety": (1, 1.0), "
 )
 def test_breakdown_parts_have_their_own_n_and_accuracy(by: str, expected: dict[str, tuple[int, float]]) -> None:
     assert parts(FOUND[f"by_{by}"]) == expected
+
+
+def test_faulty_rows_are_counted_without_their_paths_and_texts() -> None:
+    found = summarise(Judgements.of(tabulate(PREDICTIONS)), **ABOUT, faulty=["/home/me/rows.csv:2: best: got 'a name'"])
+    assert found["faulty_rows"] == {"n": 1}
+    assert faulty_note(found).startswith("1 rows with faults left out")
 
 
 def test_unknown_language_counts_as_unknown() -> None:

@@ -392,7 +392,15 @@ def test_difference_of_a_single_group_is_agresti_min() -> None:
     found = difference(a, b, ["one"] * 100)
     assert (found.method, found.value) == ("agresti_min", pytest.approx(0.2))
     variance = (20 + 1 - 20**2 / 102) / 102**2  # Agresti and Min 2005
-    assert half_width(found) == pytest.approx(stats.norm.ppf(0.975) * math.sqrt(variance))
+    assert half_width(found) == pytest.approx(stats.t.ppf(0.975, 99) * math.sqrt(variance))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_few_items_of_one_group_prove_little(n: int) -> None:
+    found = difference([0.0] * n, [1.0] * n, ["one"] * n)
+    assert (found.p < 0.05) == (n > 4)
+    assert (found.ci95 == (-1, 1)) == (n < 3)
+    assert n > 1 or found.p == 1
 
 
 def test_identical_runs_have_a_nonzero_interval() -> None:

@@ -76,7 +76,7 @@ def _validate(arguments: Namespace) -> None:
     if not arguments.overrides and are_edits(arguments.path):  # whether their items exist is checked when they are used
         outcomes = edit_outcomes(arguments.path, None)
     else:
-        config = _configured(arguments.path, arguments.overrides)
+        config = recognised_config(arguments.path, arguments.overrides)
         outcomes = item_outcomes(config.data, config.seed)
     quarantine = Path(arguments.quarantine) if arguments.quarantine else None
     tally = validate(outcomes, strict=arguments.strict, quarantine=quarantine)
@@ -87,7 +87,7 @@ def _validate(arguments: Namespace) -> None:
     raise SystemExit(0 if tally.clean else 1)
 
 
-def _configured(path: str, overrides: Sequence[str]) -> ItemsConfig:
+def recognised_config(path: str, overrides: Sequence[str]) -> ItemsConfig:
     """Return how to read rows: as overrides say, or as their columns look."""
     from think_as_locals.config.checks import load_data_config
     from think_as_locals.config.compose import quoted
@@ -119,7 +119,7 @@ def _init(arguments: Namespace) -> None:
     try:
         if rows is None:
             _write_sample(temp / _SAMPLE)
-        data = _configured(str(rows or temp / _SAMPLE), arguments.overrides).data
+        data = recognised_config(str(rows or temp / _SAMPLE), arguments.overrides).data
         summary = _summarise(data, arguments.overrides)
         given = [each.partition("=")[0].removeprefix("data.") for each in arguments.overrides]
         values = {"path": path, "quoted": json.dumps(literal(path), ensure_ascii=False), "source": data.source}

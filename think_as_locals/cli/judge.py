@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,8 @@ def add(commands: Any) -> None:
     judge.add_argument("model", help="directory or Hub id of a judge or of a scalar reward model")
     file = "rows with prompt, responses and culture, or in any format for training; or use --prompt and --response"
     judge.add_argument("items", nargs="?", help=file)
+    columns = "data.columns=..., data.labels=..., for a file whose columns have other names"
+    judge.add_argument("overrides", nargs="*", default=[], help=columns)
     judge.add_argument("--prompt", help="the user's prompt")
     candidate = "a candidate response; give it 2 to 8 times"
     judge.add_argument("--response", action="append", default=[], metavar="TEXT", help=candidate)
@@ -92,8 +94,7 @@ def _items(arguments: Namespace) -> list[Item]:
     one = arguments.prompt is not None or bool(arguments.response)
     if one == (arguments.items is not None):
         raise ConfigError("give a file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
-    from think_as_locals.config.checks import load_data_config
-    from think_as_locals.config.compose import quoted
+    from think_as_locals.cli.data import recognised_config
     from think_as_locals.data import read
     from think_as_locals.data.languages import culture_fault, language_tag
     from think_as_locals.data.rows import Outcome, mark_repeats, read_rows, valid_items
@@ -106,9 +107,9 @@ def _items(arguments: Namespace) -> list[Item]:
     if arguments.language and language is None:
         raise ConfigError(f"--language: got {arguments.language!r}, expected an English name or a BCP-47 tag")
     items: Iterable[Item]
-    if not one and (source := _source_of(path)) is not None:
+    if not one and (arguments.overrides or _in_training_format(path)):
         overrides = [f"data.language={language}"] if language else []
-        config = load_data_config([f"data={source}", f"data.path={quoted(path)}", *overrides])
+        config = recognised_config(path, [*overrides, *arguments.overrides])
         items = read(config.data, config.seed)
     else:
         given = {name: value for name, value in (("culture", culture), ("language", language)) if value}
@@ -121,19 +122,12 @@ def _items(arguments: Namespace) -> list[Item]:
     return [replace(item, culture=item.culture or culture) for item in items]
 
 
-def _source_of(path: str) -> str | None:
-    """Return the source of rows in a training format; `None` for rows with `responses`, or that are not recognised."""
+def _in_training_format(path: str) -> bool:
+    """Return whether rows say which response is the best, instead of `responses` to judge."""
     from think_as_locals.data.rows import read_rows
-    from think_as_locals.data.sources import recognise
 
-    if Path(path).is_fifo():  # can be read only once
-        return None
-    first = next(read_rows(path)).value
-    if not isinstance(first, Mapping) or "responses" in first:
-        return None
-    with suppress(DataError):  # reading the rows as they are says what they lack
-        return recognise(path)
-    return None
+    first = None if Path(path).is_fifo() else next(read_rows(path)).value  # a pipe can be read only once
+    return isinstance(first, Mapping) and "responses" not in first
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from think_as_locals.runtime.files import read_json
 
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
 _LONGEST_CULTURE = 100  # characters of a culture's name
-_CLOSE = 0.83  # similarity from which a name counts as a misspelling of another
+_CLOSE = 0.8  # similarity from which a name counts as a misspelling of another
 
 
 @cache

@@ -144,7 +144,7 @@ class Outcome(NamedTuple):
 def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
     """Add a fault to each row with the id, or with the prompt and responses, of an earlier row, or an empty cell."""
     ids: dict[str, tuple[int, str]] = {}
-    contents: dict[bytes, tuple[int, str]] = {}
+    contents: dict[bytes, tuple[tuple[int, str], list[str]]] = {}
     for outcome in outcomes:
         here, faults = (outcome.row.number, outcome.row.file), []
         for item in outcome.items:
@@ -154,10 +154,12 @@ def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
                 break
         texts = []
         for item in outcome.items:
-            texts += [item.prompt, item.culture or "", item.responses[item.best], *sorted(item.responses)]
-        content = hashlib.sha256("\0".join(texts).encode()).digest()
-        if texts and (earlier := contents.setdefault(content, here)) != here:
-            message = f"the same prompt and responses are in line {earlier[0]} of {earlier[1]}"
+            texts += [item.prompt, item.culture or "", *sorted(item.responses)]
+        content, best = hashlib.sha256("\0".join(texts).encode()).digest(), [i.responses[i.best] for i in outcome.items]
+        earlier, chosen = contents.setdefault(content, (here, best))
+        if texts and earlier != here:
+            other = "" if chosen == best else ", with another one as the best"
+            message = f"the same prompt and responses are in line {earlier[0]} of {earlier[1]}{other}"
             faults.append(Fault("duplicate", message))
         for item in outcome.items:
             texts += [item.language, item.domain, item.group, *item.origins]

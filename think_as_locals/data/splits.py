@@ -162,7 +162,8 @@ def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
 
 def _is_whole(members: Sequence[Item]) -> bool:
     best = {item.responses[item.best] for item in members}
-    return bool(members) and len(best) == len(members) == len(members[0].responses)
+    cultures = {item.culture for item in members}  # of one culture, other answers contradict each other
+    return bool(members) and len(best) == len(cultures) == len(members) == len(members[0].responses)
 
 
 def hash_fraction(key: str, seed: int = 0) -> float:

@@ -149,7 +149,7 @@ def summarise(
             label: measure(presented["item"].to_numpy()[part], presented["credit"].to_numpy()[part])
             for label, part in positions
         },
-        "faulty_rows": {"n": len(faulty), "first": list(faulty[:3])},
+        "faulty_rows": {"n": len(faulty)},
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
         "flips": _flips(judged, credit, measure, drawn),
@@ -218,9 +218,9 @@ def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
 
 
 def faulty_note(summary: Mapping[str, Any]) -> str:
-    """Return how many rows of the data were left out for their faults, and the first; empty if none."""
-    found = summary["faulty_rows"]
-    return f"{found['n']:,} rows with faults left out: {'; '.join(found['first'])}" if found["n"] else ""
+    """Return how many rows of the data were left out for their faults, and what names them; empty if none."""
+    count = summary["faulty_rows"]["n"]
+    return f"{count:,} rows with faults left out, which tal data validate names" if count else ""
 
 
 def trained_on_note(summary: Mapping[str, Any]) -> str:

@@ -131,23 +131,26 @@ def difference(
 ) -> Difference:
     """Return how much more B scores than A, paired by item, with a 95 % interval and a p-value.
 
-    p is by Student's t over question groups, with the jackknife's variance or that of independent items after Agresti
-    and Min (2005), if greater. If `cluster_bootstrap` gives no interval, it is that of this t.
+    p is by Student's t over question groups (of a single one over its items), with the jackknife's variance or that of
+    independent items after Agresti and Min (2005), if greater. If `cluster_bootstrap` gives no interval, it is that of
+    this t. A single item says nothing: p is 1.
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     gains, group, cell = _columns(b - a, groups, cells)
-    gain, (variance, dof) = _mean(gains, cell), _variance_of_gain(gains, group, cell)
+    n, gain, single = len(gains), _mean(gains, cell), not group.any()
+    variance, dof = _variance_of_gain(gains, np.arange(n) if single else group, cell)
     error = math.sqrt(variance)
-    reach = error * float(stdtrit(dof, 0.975))
+    reach = error * float(stdtrit(dof, 0.975)) if n > 1 else math.inf
+    tested = gain * n / (n + 2) if single else gain  # with the two pairs more of which the variance is
     (drawn,) = cluster_bootstrap([gains], group, cell, samples, seed)
     return Difference(
-        n=len(gains),
+        n=n,
         value=gain,
         ci95=drawn or (max(-1.0, gain - reach), min(1.0, gain + reach)),
-        method="cluster_bootstrap" if drawn else "agresti_min" if math.isinf(dof) else "cluster_t",
+        method="cluster_bootstrap" if drawn else "agresti_min" if single else "cluster_t",
         a=_mean(a, cell),
         b=_mean(b, cell),
-        p=float(2 * stdtr(dof, -abs(gain) / error)),
+        p=float(2 * stdtr(dof, -abs(tested) / error)) if n > 1 else 1.0,
     )
 
 

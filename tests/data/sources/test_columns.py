@@ -325,7 +325,7 @@ def test_equal_wrong_responses_are_one(tmp_path: Path) -> None:
     ("given", "suggested"),
     [
         *((code, None) for code in ("TH", "NO", "CA-QC", "IN-AS", "Quebec", "Québec", "Arab", "Romani people")),
-        *(("Thialand", "TH"), ("UK", "GB"), ("th", "TH"), ("ca-qc", "CA-QC"), ("Romani", "RO")),
+        *(("Thialand", "TH"), ("Kenia", "KE"), ("UK", "GB"), ("th", "TH"), ("ca-qc", "CA-QC"), ("Romani", "RO")),
         *((wrong, "") for wrong in ("XX", "qq", "CA-XX", "en-US")),
     ],
 )
@@ -336,6 +336,20 @@ def test_culture_is_a_code_or_free_name_and_unknown_codes_are_rejected(given: st
         assert [item.culture for item in found.items] == ([given] if suggested is None else [])
         assert fault_names(found) == ([] if suggested is None else ["unknown_culture"])
         assert all((f"did you mean {suggested!r}" in each.detail) == bool(suggested) for each in found.faults)
+
+
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        ({"question": "Greeting?", "one": "A bow.", "two": None, "better": 2}, "must be A or tie, got 2; two is empty"),
+        ({"frage": "Greeting?", "one": "A bow.", "two": "A wai.", "better": 2}, "Field required, in column question"),
+    ],
+)
+def test_columns_of_other_names_are_named_in_faults(row: dict[str, Any], detail: str) -> None:
+    columns = {"prompt": "question", "responses": ["one", "two"], "best": "better"}
+    data = data_section(source="rows", path="x", columns=columns, labels={"1": "a", "2": "b"})
+    (fault,) = Outcome.of(a_row(row), Columns.of(data).items).faults
+    assert detail in fault.detail
 
 
 def test_country_name_is_accepted_in_rows_but_not_in_items(tmp_path: Path) -> None:

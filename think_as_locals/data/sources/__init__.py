@@ -180,7 +180,7 @@ def recognise(path: str) -> str:
     if not scores[best]:
         raise DataError(
             f"{path}: no known data set has the columns {cut(', '.join(columns))}.\n"
-            "Say which are what: data=rows 'data.columns={prompt: NAME, chosen: NAME, rejected: NAME}', or "
+            "Say which are what: 'data.columns={prompt: NAME, chosen: NAME, rejected: NAME}', or "
             "'data.columns={prompt: NAME, responses: [NAME, NAME], best: NAME}' and what the labels in `best` mean: "
             "'data.labels={1: a, 2: b, 0: tie}'"
         )

@@ -29,7 +29,7 @@ from think_as_locals.data.fields import (
     best_first,
     question_group,
 )
-from think_as_locals.data.rows import Fault, Row, unpack
+from think_as_locals.data.rows import Fault, Row, faults_of, unpack
 from think_as_locals.types import LABELS, Item, join_turns, shown
 
 _LETTERS = LABELS.lower()
@@ -128,7 +128,13 @@ class Columns:
         """Yield the item of a row."""
         values = self._values(row.value) if isinstance(row.value, Mapping) else row.value
         kind = _LabelledRow if isinstance(values, Mapping) and "responses" in values else _PairRow
-        fields = kind.model_validate(values)
+        try:
+            fields = kind.model_validate(values)
+        except ValidationError as error:
+            for fault in faults_of(error):
+                names = self.names.get(fault.detail.partition(":")[0], ()) if fault.name == "missing" else ()
+                yield Fault(fault.name, f"{fault.detail}, in column {' or '.join(names)}") if names else fault
+            return
         key = f"{fields.domain}/{fields.id}" if fields.id else ""
         prompt, turns = fields.prompt, list[tuple[str, str]]()
         if not isinstance(prompt, str):
@@ -157,8 +163,12 @@ class Columns:
         elif not 0 <= best < len(fields.responses):
             known = ", ".join(fields.letters[: len(fields.responses)].upper())
             column = next(name for name in self.names["best"] if row.value.get(name) is not None)
-            remedy = "data.labels says what others mean: {1: a, 2: b, 0: tie}"
-            yield Fault("unknown_label", f"{column} must be {known} or tie, got {shown(fields.best)}; {remedy}")
+            detail = f"{column} must be {known} or tie, got {shown(fields.best)}"
+            named = dict(zip(_LETTERS, self.names["responses"], strict=False)).get(label or "")
+            remedy = (
+                f"{named} is empty" if named in row.value else "data.labels says what others mean: {1: a, 2: b, 0: tie}"
+            )
+            yield Fault("unknown_label", f"{detail}; {remedy}")
         else:
             wrong = [text for i, text in enumerate(fields.responses) if i != best]
             if len(set(wrong)) < len(wrong):
