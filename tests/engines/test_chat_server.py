@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from loopback import HANGS_UP, Answer, Received, answering, completion
 
-from think_as_locals.engines import Engine, Messages, Sampling, sample_all
+from think_as_locals.engines import Engine, Messages, Sampling, chat_server, sample_all
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.types import Rollout, ServerError, TooLongError
 
@@ -76,6 +76,7 @@ class Loopback:
 @pytest.fixture
 def loopback(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
     monkeypatch.setenv("MY_KEY", KEY)
+    monkeypatch.setattr(chat_server, "_FIRST_PAUSE_S", 0.01)
     server = Loopback()
     with answering(server.answer) as url:
         server.url = f"{url}/v1"
@@ -199,10 +200,10 @@ def test_success_without_a_choice_is_retried_and_its_error_quoted(loopback: Loop
 FILTERED = "The response was filtered due to the prompt triggering Azure OpenAI's content management policy"
 
 
-@pytest.mark.parametrize("answer", [(400, {"error": {"message": FILTERED, "code": "content_filter"}}, {})])
 @pytest.mark.parametrize("status", [400, 200])
-def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, answer: Answer, status: int) -> None:
-    loopback.respond = lambda text, _: (status, *answer[1:]) if text == "1" else echo(text)  # type: ignore[return-value]
+def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, status: int) -> None:
+    refusal: Answer = (status, {"error": {"message": FILTERED, "code": "content_filter"}}, {})
+    loopback.respond = lambda text, _: refusal if text == "1" else echo(text)
     kept: dict[int, Rollout] = {}
     with pytest.raises(TooLongError, match=r"the server at .* refuses a prompt by its content filter") as caught:
         kept.update(client(loopback.url).sample(conversations(3), GREEDY))
@@ -321,32 +322,30 @@ def test_rollout_holds_text_and_finish_reason(loopback: Loopback) -> None:
     [
         *("stop", "eos_token", "eos", "end_turn", "end_of_turn", "STOP", "stop_sequence", "COMPLETE", "", "null"),
         *("completed", "FinishReason.STOP", "stop_token", "stop_string", "end_of_text"),
+        *("=length", "=max_tokens", "=content_filter", "=MAX_TOKENS", "=tool_calls"),
     ],
 )
-def test_end_by_itself_is_a_stop_under_any_name(loopback: Loopback, reason: str) -> None:
-    assert one(loopback, completion("x", reason)).finish_reason == "stop"
+def test_only_an_end_by_itself_is_a_stop(loopback: Loopback, reason: str) -> None:
+    expected = reason[1:] if reason.startswith("=") else "stop"
+    assert one(loopback, completion("x", reason.removeprefix("="))).finish_reason == expected
 
 
-@pytest.mark.parametrize("reason", ["length", "max_tokens", "content_filter", "MAX_TOKENS", "tool_calls"])
-def test_completion_that_was_cut_off_is_no_stop(loopback: Loopback, reason: str) -> None:
-    assert one(loopback, completion("x", reason)).finish_reason == reason
-
-
-def test_unknown_end_of_a_completion_is_taken_as_a_stop_and_said(
-    loopback: Loopback, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("text", "reason", "taken_as", "said"),
+    [
+        ("x", None, "stop", "finish_reason is null"),
+        ("", None, None, ""),
+        ("x", "wound_down", "wound_down", "wound_down"),
+        ("x", "length", "length", ""),
+    ],
+)
+def test_unknown_end_of_a_completion_is_said(
+    loopback: Loopback, caplog: pytest.LogCaptureFixture, text: str, reason: str | None, taken_as: Any, said: str
 ) -> None:
-    assert one(loopback, completion("x", None)).finish_reason == "stop"
-    assert "finish_reason is null" in caplog.text
-    assert one(loopback, completion("", None)).finish_reason != "stop"
-
-
-def test_end_of_an_unknown_name_is_taken_as_cut_off_and_quoted(
-    loopback: Loopback, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert one(loopback, completion("x", "length")).finish_reason == "length"
-    assert not caplog.text
-    assert one(loopback, completion("x", "wound_down")).finish_reason == "wound_down"
-    assert "wound_down" in caplog.text
+    found = one(loopback, completion(text, reason)).finish_reason
+    assert found == taken_as if taken_as else found != "stop"
+    assert said in caplog.text
+    assert said or not text or not caplog.text
 
 
 def test_reasoning_alone_is_no_judgement_and_said(loopback: Loopback, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from loopback import HANGS_UP, Answer, Received, answering
 
+from think_as_locals.engines import vllm_server
 from think_as_locals.engines.vllm_server import OtherWeightsError, VLLMServer
 from think_as_locals.types import ServerError
 
@@ -39,6 +40,7 @@ class Scripted:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setattr(vllm_server, "_PAUSE", 0.01)
     scripted = Scripted()
     with answering(scripted.respond) as scripted.url:
         yield scripted
@@ -78,8 +80,10 @@ def test_unexpected_answer_is_reported_as_another_server(server: Scripted, conte
     assert f"{server.url} is no vLLM server that launch/vllm_server.sh" in fault(server.client((200, content)))
 
 
-def test_workers_with_different_weights_are_rejected(server: Scripted) -> None:
+def test_workers_must_agree_and_empty_their_prefix_cache(server: Scripted) -> None:
     assert "differ" in fault(server.client(holds("a", "b")))
+    with pytest.raises(ServerError, match="did not empty its prefix cache"):
+        server.client(updating(False), DONE, updating(True), DONE, (200, {"success": False})).load_weights([], "new")
 
 
 def test_complete_checks_the_weights_before_and_after(server: Scripted) -> None:
@@ -89,15 +93,13 @@ def test_complete_checks_the_weights_before_and_after(server: Scripted) -> None:
     server.answers[:] = [holds("mine"), ANSWERS, holds("another's")]
     with pytest.raises(OtherWeightsError, match="holds another's, expected mine"):
         client.complete([[1]], "mine")
-
-
-def test_restarted_server_raises_other_weights(server: Scripted) -> None:
     with pytest.raises(OtherWeightsError):
         server.client(holds("mine"), DIES, holds("those of the start")).complete([[1]], "mine")
     assert [path for path, _ in server.asked] == ["/collective_rpc", "/v1/completions", "/collective_rpc"]
 
 
-def test_requests_within_one_limit_share_its_timeout(server: Scripted) -> None:
+def test_requests_within_one_limit_share_its_timeout(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "_PAUSE", 1.0)
     client = server.client(DIES, timeout_s=1.2)
     with client.one_limit():
         assert "2 tries" in fault(client)
@@ -106,21 +108,13 @@ def test_requests_within_one_limit_share_its_timeout(server: Scripted) -> None:
     assert "2 tries" in fault(client)
 
 
-def test_failed_prefix_cache_reset_raises(server: Scripted) -> None:
-    with pytest.raises(ServerError, match="did not empty its prefix cache"):
-        server.client(updating(False), DONE, updating(True), DONE, (200, {"success": False})).load_weights([], "new")
-
-
-def test_weight_sync_sends_all_files_in_one_update(server: Scripted) -> None:
+def test_weight_sync_is_one_update_and_tells_a_restart_from_a_fault(server: Scripted) -> None:
     half_done, loads = [updating(True), DONE], [updating(True), DONE]
     client = server.client(*half_done, DONE, *loads, *loads, *loads, (200, {"success": True}))
     client.load_weights([Path("a"), Path("b")], "new")
     finish, update, state = "/finish_weight_update", "/update_weights", "/collective_rpc"
     routes = [state, finish, "/start_weight_update", state, update, state, update, state, finish, "/reset_prefix_cache"]
     assert [path for path, _ in server.asked] == routes  # one that another trainer left half done is ended first
-
-
-def test_weight_sync_distinguishes_restarted_from_failing_server(server: Scripted) -> None:
     started = (updating(False), DONE, updating(True))
     with pytest.raises(OtherWeightsError, match="was restarted while it took weights"):
         server.client(*started, DIES, updating(False)).load_weights([Path("a")], "new")
