@@ -234,15 +234,18 @@ def test_every_response_is_in_the_prompt_under_its_label(responses: list[str]) -
 
 
 # --- order ---
-def test_seed_changes_only_the_order_of_responses() -> None:
+def test_prompt_depends_on_texts_and_seed_alone() -> None:
     item = an_item()
     prompts = {full_prompt(item, seed=seed) for seed in range(20)}
     assert 1 < len(prompts) <= 6
     assert len({"".join(sorted(prompt)) for prompt in prompts}) == 1
+    origins = ("JP", "US", "EG")
+    notes = [{"id": f"ID-{i}", "group": f"GROUP-{i}", "source": f"SOURCE-{i}"} for i in range(3)]
+    assert len({full_prompt(an_item(best=i, origins=origins, **note)) for i, note in enumerate(notes)}) == 1
 
 
 # --- what is in a prompt ---
-def test_listwise_prompt_has_grammar_in_system_and_item_in_user_message() -> None:
+def test_listwise_prompt_has_two_messages_and_compact_one() -> None:
     system, user = render(an_item())
     assert (system["role"], user["role"]) == ("system", "user")
     for tag in ("<rubric>", "</rubric>", "<analysis>", "</analysis>", "<verdict>", "</verdict>"):
@@ -250,9 +253,6 @@ def test_listwise_prompt_has_grammar_in_system_and_item_in_user_message() -> Non
     assert "Culture: Japan" in user["content"]
     assert "A, B, C" in user["content"]
     assert "$" not in system["content"] + user["content"]
-
-
-def test_compact_prompt_is_one_user_message() -> None:
     (message,) = render(an_item(), prompt="compact")
     assert message["role"] == "user"
     assert message["content"].startswith("Japan: What do people eat for breakfast?\n<response A>")
@@ -278,12 +278,6 @@ def test_responses_first_prompts_of_a_flip_set_share_a_prefix(prompt: str) -> No
     *moved_system, moved_user = render(an_item(), f"{prompt}_responses_first")
     assert moved_system == system
     assert moved_user != user
-
-
-def test_prompt_omits_the_best_response_and_item_metadata() -> None:
-    origins = ("JP", "US", "EG")
-    notes = [{"id": f"ID-{i}", "group": f"GROUP-{i}", "source": f"SOURCE-{i}"} for i in range(3)]
-    assert len({full_prompt(an_item(best=i, origins=origins, **note)) for i, note in enumerate(notes)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -365,11 +359,19 @@ def test_shuffle_responses_does_not_depend_on_the_best_response(item: Item, data
     assert shuffle_responses(other).responses == shuffle_responses(item).responses
 
 
-def test_shuffle_responses_is_uniform_over_seeds() -> None:
+def test_order_is_uniform_stable_and_of_the_texts_apart() -> None:
     item = make_item(responses=("rice", "toast", "porridge"))
     seen = Counter(shuffle_responses(item, seed).responses for seed in range(3000))
     assert set(seen) == set(permutations(item.responses))
     assert all(400 < count < 600 for count in seen.values())
+    orders, others = (
+        [shuffle_responses(make_item(responses=(f"{one}{i}", f"{other}{i}"))).best for i in range(40)]
+        for one, other in (("ab", "c"), ("a", "bc"))
+    )
+    assert orders != others
+    assert 5 < sum(orders) < 35
+    item = make_item(responses=(*an_item().responses, "Rice noodles in broth."))
+    assert [shuffle_responses(item, seed).best for seed in range(8)] == [3, 0, 1, 1, 2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -377,20 +379,6 @@ def test_position_of_the_best_response_is_uniform_over_items(size: int) -> None:
     items = (make_item(responses=tuple(f"answer {i}.{j}" for j in range(size))) for i in range(size * 500))
     bests = Counter(shuffle_responses(item).best for item in items)
     assert all(400 < bests[position] < 600 for position in range(size))
-
-
-def test_order_depends_on_the_boundaries_between_responses() -> None:
-    orders, others = (
-        [shuffle_responses(make_item(responses=(f"{one}{i}", f"{other}{i}"))).best for i in range(40)]
-        for one, other in (("ab", "c"), ("a", "bc"))
-    )
-    assert orders != others
-    assert 5 < sum(orders) < 35
-
-
-def test_order_is_stable_across_versions() -> None:
-    item = make_item(responses=(*an_item().responses, "Rice noodles in broth."))
-    assert [shuffle_responses(item, seed).best for seed in range(8)] == [3, 0, 1, 1, 2, 2, 1, 1]
 
 
 # --- what it says of culture and language, and the worked example ---

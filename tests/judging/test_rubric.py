@@ -41,9 +41,12 @@ def rubric(*criteria: tuple[str, str]) -> Rubric:
 # --- the span that is scored ---
 
 
-def test_span_is_the_full_rubric_and_nothing_after_it() -> None:
+def test_span_is_the_rubric_up_to_an_offered_label() -> None:
     assert span(text_of(*LINES)) == rubric_of(*LINES)
     assert span("\n " + text_of(*LINES)) == "\n " + rubric_of(*LINES)
+    lines = LINES[0], "- 50 | Place | C is right."
+    assert span(text_of(*lines), 2) == rubric_of(*lines)
+    assert span(text_of(*lines), 3) == f"<rubric>\n{LINES[0]}\n"
 
 
 @pytest.mark.parametrize(
@@ -85,12 +88,6 @@ def test_label_inside_a_word_or_not_offered_does_not_cut_the_span(clean: str) ->
 def test_span_keeps_honest_rubrics_in_full(language: str) -> None:
     text = honest(language)
     assert span(text, 8) == text.partition("\n<analysis>")[0]
-
-
-def test_span_depends_on_the_number_of_offered_labels() -> None:
-    lines = LINES[0], "- 50 | Place | C is right."
-    assert span(text_of(*lines), 2) == rubric_of(*lines)
-    assert span(text_of(*lines), 3) == f"<rubric>\n{LINES[0]}\n"
 
 
 @pytest.mark.parametrize(
@@ -248,12 +245,9 @@ def test_script_share_distinguishes_scripts(language: str) -> None:
     assert script_share(judged, {"zh": "zh-Hant", "en": "de"}.get(language, language)) > 0.98
 
 
-def test_script_share_is_half_for_mixed_scripts() -> None:
+def test_scripts_match_cldr_and_are_counted_by_letter() -> None:
     assert script_share(rubric(("abcd", "กขคง")), "th") == 0.5
     assert script_share(rubric(("1", "2")), "th") == 0.0
-
-
-def test_scripts_match_cldr() -> None:
     expected = {"vi": ("LATIN",), "ru": ("CYRILLIC",), "sr-Latn": ("LATIN",), "hi": ("DEVANAGARI",)}
     expected["ko"] = ("HANGUL", "CJK")
     assert {language: scripts(language) for language in expected} == expected
