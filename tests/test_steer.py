@@ -130,7 +130,7 @@ def loaded(small: Path) -> list[str]:
 # --- what a run leaves behind ---
 
 
-def test_run_writes_results_and_selected_models(small: Path) -> None:
+def test_run_writes_results_models_and_their_training_pairs(small: Path) -> None:
     there = {path.name for path in small.iterdir() if not path.name.startswith(".")}
     assert there == {
         *("config.yaml", "environment.json", "workers.json", "metrics.jsonl", "global_rm", "variants", "models"),
@@ -144,6 +144,9 @@ def test_run_writes_results_and_selected_models(small: Path) -> None:
     page = (small / "report.html").read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?https?:|url\(\s*["']?https?:|@import""", page)
     assert (found(small)["differences"], found(small)["mode"]["name"]) == ([], "corrected")
+    hashes = {item_hash(item) for item in splits_of(small).train}
+    for model in (small / "global_rm" / "model", small / "models" / "TH" / "scpo-seed-0"):
+        assert read_training_items(str(model)) == hashes, model
 
 
 def test_variants_train_on_pairs_selected_by_global_rm_scores(small: Path) -> None:
@@ -158,12 +161,6 @@ def test_variants_train_on_pairs_selected_by_global_rm_scores(small: Path) -> No
         assert result.weights[0] == sum(weight < 0.1 for weight in expected.values())
         assert (result.weights[9] == len(expected)) == (variant == "full")
     assert 0 < row(small, "TH", "scpo")["training"]["kept"] < 1
-
-
-def test_steered_model_records_its_training_pairs(small: Path) -> None:
-    hashes = {item_hash(item) for item in splits_of(small).train}
-    for model in (small / "global_rm" / "model", small / "models" / "TH" / "scpo-seed-0"):
-        assert read_training_items(str(model)) == hashes, model
 
 
 def test_accuracies_match_the_recorded_scores(small: Path) -> None:
