@@ -57,17 +57,10 @@ FEW = [
     "scpo.scoring_batch_size=256",
 ]
 SMALL = [
-    *FEW,
-    'data.countries=["TH","JP","DE"]',
-    "global_rm.max_steps=80",
-    "global_rm.batch_size=32",
-    "global_rm.per_device_train_batch_size=32",
-    "global_rm.logging_steps=20",
-    "scpo.variants=[full,scpo]",
-    "scpo.max_steps=20",
-    "scpo.logging_steps=5",
-    "scpo.learning_rate=0.003",
-    "scpo.seeds=[0]",
+    *(*FEW, 'data.countries=["TH","JP","DE"]'),
+    *("global_rm.max_steps=80", "global_rm.batch_size=32", "global_rm.per_device_train_batch_size=32"),
+    *("global_rm.logging_steps=20", "scpo.variants=[full,scpo]", "scpo.max_steps=20", "scpo.logging_steps=5"),
+    *("scpo.learning_rate=0.003", "scpo.seeds=[0]"),
 ]
 SCPO_ONLY = ["scpo.variants=[scpo]", "scpo.seeds=[0]"]
 QUICK = [*SCPO_ONLY, "scpo.max_steps=3"]

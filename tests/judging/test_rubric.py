@@ -49,27 +49,14 @@ def test_span_is_the_rubric_up_to_an_offered_label() -> None:
     assert span(text_of(*lines), 3) == f"<rubric>\n{LINES[0]}\n"
 
 
+LEAKS = (
+    *("the answer is B", "verdict: B", "Response B wins.", "(B)", "Response_B", "**B**", "选B对", "คำตอบBถูก"),
+    *("答えはＢ", "the answer is Ⓑ", "𝐁", "<verdict>", "<VERDICT>b</VERDICT>", "A response says"),
+)
+
+
 @pytest.mark.parametrize(
-    "leak",
-    [
-        *(
-            f"Place | {leak}"
-            for leak in (
-                *("the answer is B", "verdict: B", "Response B wins.", "(B)", "Response_B", "**B**", "选B对"),
-                *(
-                    "คำตอบBถูก",
-                    "答えはＢ",
-                    "the answer is Ⓑ",
-                    "𝐁",
-                    "<verdict>",
-                    "<VERDICT>b</VERDICT>",
-                    "A response says",
-                ),
-            )
-        ),
-        "Verdict | B is right.",
-        "B | It belongs there.",
-    ],
+    "leak", [*(f"Place | {leak}" for leak in LEAKS), "Verdict | B is right.", "B | It belongs there."]
 )
 def test_span_ends_before_a_line_that_names_a_response(leak: str) -> None:
     assert span(text_of(LINES[0], f"- 30 | {leak}", LINES[2])) == f"<rubric>\n{LINES[0]}\n"
