@@ -44,24 +44,13 @@ collect_ignore = ["benchmarks", "gpu"]  # scripts, which import one another, and
 ROOT = Path(__file__).parents[1]
 
 SMALL = [
-    "data.groups=[idiom_heavy_rain,gift_taboo]",
-    "data.sets_per_group=12",
-    "data.test_share=0.25",
-    "data.validation_share=0.1",
-    "model.scratch.hidden_size=64",
-    "model.scratch.intermediate_size=128",
-    "model.scratch.num_hidden_layers=2",
-    "model.scratch.num_attention_heads=2",
-    "model.scratch.num_key_value_heads=1",
-    "sft.max_steps=40",
-    "sft.warmup_steps=5",
-    "sft.learning_rate=0.01",
-    "grpo.max_steps=2",
-    "grpo.per_device_train_batch_size=16",
-    "grpo.save_steps=1",
-    "eval.every_steps=1",
-    "eval.max_items=16",
-    "eval.bootstrap_samples=200",
+    *("data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=12"),
+    *("data.test_share=0.25", "data.validation_share=0.1"),
+    *("model.scratch.hidden_size=64", "model.scratch.intermediate_size=128", "model.scratch.num_hidden_layers=2"),
+    *("model.scratch.num_attention_heads=2", "model.scratch.num_key_value_heads=1"),
+    *("sft.max_steps=40", "sft.warmup_steps=5", "sft.learning_rate=0.01"),
+    *("grpo.max_steps=2", "grpo.per_device_train_batch_size=16", "grpo.save_steps=1"),
+    *("eval.every_steps=1", "eval.max_items=16", "eval.bootstrap_samples=200"),
 ]
 """Overrides that make the quick start a matter of seconds, with a judge that has the grammar."""
 
@@ -72,14 +61,9 @@ TRACKED = [*SMALL, "grpo.report_to=[wandb,tensorboard,trackio]"]
 """What `small_run` was started with."""
 
 STEERED = [
-    'data.countries=["TH","EG"]',
-    "data.groups=[street_snack,gift_taboo]",
-    "scpo.variants=[scpo]",
-    "scpo.seeds=[0]",
-    "scpo.pair_counts=[]",
-    "scpo.max_steps=3",
-    "global_rm.max_steps=5",
-    "eval.bootstrap_samples=200",
+    *('data.countries=["TH","EG"]', "data.groups=[street_snack,gift_taboo]"),
+    *("scpo.variants=[scpo]", "scpo.seeds=[0]", "scpo.pair_counts=[]", "scpo.max_steps=3"),
+    *("global_rm.max_steps=5", "eval.bootstrap_samples=200"),
 ]
 """Overrides that make the quick start of SCPO a matter of seconds: what `steered_run` was started with."""
 

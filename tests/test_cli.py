@@ -371,11 +371,8 @@ def test_print_config_outputs_only_the_configuration(tal: Tal) -> None:
             ["quickstart"],
             [
                 *("SFT, 600 steps, then GRPO, 30 steps of 128 completions", "4,288 items, 8 question groups"),
-                *(
-                    "set test        476",
-                    "3 of 476 judgements each: before GRPO",
-                    "GB for each of 1 (launch/single.yaml)",
-                ),
+                *("set test        476", "3 of 476 judgements each: before GRPO"),
+                "GB for each of 1 (launch/single.yaml)",
             ],
         ),
         (["quickstart", "grpo.max_steps=-1", "grpo.num_train_epochs=2"], ["GRPO, 536 steps", "37 of 476 judgements"]),

@@ -51,23 +51,17 @@ def test_hanging_check_is_killed_at_its_deadline(tmp_path: Path) -> None:
     }
 
 
-def test_claims_measured_before_an_error_are_kept() -> None:
-    ended = truth.Ended([("error", 0.6, "of all")], "OutOfMemoryError: 79 GB", 3.0)
-    lost, kept = truth.rows(CHECK, ended, Scale(toy=False, folder=Path()))
-    assert (lost.verdict, lost.why, lost.failed) == ("NOT RUN", "OutOfMemoryError: 79 GB", True)
-    assert (kept.verdict, kept.measured, kept.value, kept.failed) == ("REFUTED", "0.6 (of all)", 0.6, False)
-
-
-def test_claim_limits_are_one_sided_and_nan_refutes() -> None:
+def test_claim_limits_are_one_sided_and_errors_keep_what_was_measured() -> None:
     assert [AT_LEAST_CLAIM.holds(value) for value in (2.0, 1.9, float("nan"))] == [True, False, False]
     assert [AT_MOST_CLAIM.holds(value) for value in (0.5, 0.6, float("nan"))] == [True, False, False]
     assert (AT_LEAST_CLAIM.bound, AT_MOST_CLAIM.bound) == (">= 2 times", "<= 0.5")
     reports = [("speed", float("nan"), ""), ("error", 0.1, "")]
     row = truth.rows(CHECK, truth.Ended(reports, "", 1.0), Scale(toy=False, folder=Path()))[0]
     assert (row.verdict, row.value, row.measured) == ("REFUTED", None, "nan times")
-
-
-def test_toy_models_leave_gpu_claims_undecided() -> None:
+    ended = truth.Ended([("error", 0.6, "of all")], "OutOfMemoryError: 79 GB", 3.0)
+    lost, kept = truth.rows(CHECK, ended, Scale(toy=False, folder=Path()))
+    assert (lost.verdict, lost.why, lost.failed) == ("NOT RUN", "OutOfMemoryError: 79 GB", True)
+    assert (kept.verdict, kept.measured, kept.value, kept.failed) == ("REFUTED", "0.6 (of all)", 0.6, False)
     reports = [("speed", 0.1, ""), ("error", 0.1, "")]
     rows = truth.rows(CHECK, truth.Ended(reports, "", 1.0), Scale(toy=True, folder=Path()))
     assert [(row.verdict, row.measured, row.why) for row in rows] == [

@@ -57,17 +57,10 @@ FEW = [
     "scpo.scoring_batch_size=256",
 ]
 SMALL = [
-    *FEW,
-    'data.countries=["TH","JP","DE"]',
-    "global_rm.max_steps=80",
-    "global_rm.batch_size=32",
-    "global_rm.per_device_train_batch_size=32",
-    "global_rm.logging_steps=20",
-    "scpo.variants=[full,scpo]",
-    "scpo.max_steps=20",
-    "scpo.logging_steps=5",
-    "scpo.learning_rate=0.003",
-    "scpo.seeds=[0]",
+    *(*FEW, 'data.countries=["TH","JP","DE"]'),
+    *("global_rm.max_steps=80", "global_rm.batch_size=32", "global_rm.per_device_train_batch_size=32"),
+    *("global_rm.logging_steps=20", "scpo.variants=[full,scpo]", "scpo.max_steps=20", "scpo.logging_steps=5"),
+    *("scpo.learning_rate=0.003", "scpo.seeds=[0]"),
 ]
 SCPO_ONLY = ["scpo.variants=[scpo]", "scpo.seeds=[0]"]
 QUICK = [*SCPO_ONLY, "scpo.max_steps=3"]
@@ -130,7 +123,7 @@ def loaded(small: Path) -> list[str]:
 # --- what a run leaves behind ---
 
 
-def test_run_writes_results_and_selected_models(small: Path) -> None:
+def test_run_writes_results_models_and_their_training_pairs(small: Path) -> None:
     there = {path.name for path in small.iterdir() if not path.name.startswith(".")}
     assert there == {
         *("config.yaml", "environment.json", "workers.json", "metrics.jsonl", "global_rm", "variants", "models"),
@@ -144,6 +137,9 @@ def test_run_writes_results_and_selected_models(small: Path) -> None:
     page = (small / "report.html").read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?https?:|url\(\s*["']?https?:|@import""", page)
     assert (found(small)["differences"], found(small)["mode"]["name"]) == ([], "corrected")
+    hashes = {item_hash(item) for item in splits_of(small).train}
+    for model in (small / "global_rm" / "model", small / "models" / "TH" / "scpo-seed-0"):
+        assert read_training_items(str(model)) == hashes, model
 
 
 def test_variants_train_on_pairs_selected_by_global_rm_scores(small: Path) -> None:
@@ -158,12 +154,6 @@ def test_variants_train_on_pairs_selected_by_global_rm_scores(small: Path) -> No
         assert result.weights[0] == sum(weight < 0.1 for weight in expected.values())
         assert (result.weights[9] == len(expected)) == (variant == "full")
     assert 0 < row(small, "TH", "scpo")["training"]["kept"] < 1
-
-
-def test_steered_model_records_its_training_pairs(small: Path) -> None:
-    hashes = {item_hash(item) for item in splits_of(small).train}
-    for model in (small / "global_rm" / "model", small / "models" / "TH" / "scpo-seed-0"):
-        assert read_training_items(str(model)) == hashes, model
 
 
 def test_accuracies_match_the_recorded_scores(small: Path) -> None:

@@ -41,7 +41,7 @@ from think_as_locals.types import ConfigError, DataError, Item, TooLongError
 pytestmark = pytest.mark.slow
 
 
-def test_run_writes_config_environment_and_metrics(small_run: Path) -> None:
+def test_run_writes_config_environment_metrics_and_checkpoints(small_run: Path) -> None:
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
     assert config.grpo.max_steps == 2
     environment = json.loads((small_run / "environment.json").read_text())
@@ -54,15 +54,23 @@ def test_run_writes_config_environment_and_metrics(small_run: Path) -> None:
         grpo[-1]
     )
     assert [line["step"] for line in lines if "eval/test/accuracy" in line] == [0, 1, 2]
+    assert [path.name for path in (small_run / "checkpoints").glob("*-*")] == ["step-1"]  # the last step's is the model
+    assert (small_run / "checkpoints" / "step-1" / "model.safetensors").is_file()
+    for name in ("tal_judge.json", "training_items.txt"):  # a checkpoint may be the better judge
+        assert (small_run / "checkpoints" / "step-1" / name).read_bytes() == (small_run / "model" / name).read_bytes()
 
 
-def test_saved_judges_record_their_training_items(small_run: Path) -> None:
+def test_saved_judges_record_training_items_and_repeat_their_completions(small_run: Path) -> None:
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
     splits = load(config.data, config.seed)
     for model in ("model", "cold_start/model"):
         hashes = read_training_items(str(small_run / model))
         assert hashes == {item_hash(item) for item in splits.train}
         assert count_trained_on(splits.test, hashes) == {"items": 0, "n": len(splits.test)}
+    rows = parquet.read_table(small_run / "carb" / "step-2.parquet").to_pylist()
+    items = [_item(row) for row in rows]
+    judgements = Judge.load(str(small_run / "model")).judge(items)
+    assert [judgement.completion for judgement in judgements] == [row["completion"] for row in rows]
 
 
 def test_carb_is_measured_at_every_evaluation_step(small_run: Path) -> None:
@@ -85,20 +93,6 @@ def test_completion_rows_contain_reward_and_breakdown(small_run: Path) -> None:
     for row in rows:
         assert row["reward"] == pytest.approx(row["reward/correctness"] + 0.2 * row["reward/structure"])
         assert row["reward/correctness"] == (1.0 if row["label"] == row["best_label"] else -1.0)
-
-
-def test_checkpoints_are_named_by_step(small_run: Path) -> None:
-    assert [path.name for path in (small_run / "checkpoints").glob("*-*")] == ["step-1"]  # the last step's is the model
-    assert (small_run / "checkpoints" / "step-1" / "model.safetensors").is_file()
-    for name in ("tal_judge.json", "training_items.txt"):  # a checkpoint may be the better judge
-        assert (small_run / "checkpoints" / "step-1" / name).read_bytes() == (small_run / "model" / name).read_bytes()
-
-
-def test_saved_judge_reproduces_evaluation_completions(small_run: Path) -> None:
-    rows = parquet.read_table(small_run / "carb" / "step-2.parquet").to_pylist()
-    items = [_item(row) for row in rows]
-    judgements = Judge.load(str(small_run / "model")).judge(items)
-    assert [judgement.completion for judgement in judgements] == [row["completion"] for row in rows]
 
 
 def test_existing_run_folder_is_not_overwritten(small_run: Path, tal: Tal) -> None:

@@ -165,19 +165,8 @@ COUNT_OPTIONS = {
     "ahead": "ahead_kills",
 }
 FAULTS = (
-    "different_weights",
-    "wrong_steps",
-    "did_not_go_on",
-    "hangs",
-    "other_status",
-    "stale_batches",
-    "unclear_errors",
-    "control_missed",
-    "different_results",
-    "repeated_answers",
-    "wrong_items",
-    "too_old",
-    "of_other_weights",
+    *("different_weights", "wrong_steps", "did_not_go_on", "hangs", "other_status", "stale_batches", "unclear_errors"),
+    *("control_missed", "different_results", "repeated_answers", "wrong_items", "too_old", "of_other_weights"),
 )
 
 

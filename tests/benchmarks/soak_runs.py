@@ -38,14 +38,9 @@ RECIPE = [
 """What every training run of a soak changes of it."""
 
 COLD_START = [
-    "model.scratch.num_hidden_layers=1",
-    "model.scratch.num_attention_heads=2",
-    "model.scratch.num_key_value_heads=1",
-    "model.scratch.intermediate_size=64",
-    "sft.max_steps=4",
-    "sft.warmup_steps=0",
-    "sft.save_steps=1",
-    "sft.logging_steps=1",
+    *("model.scratch.num_hidden_layers=1", "model.scratch.num_attention_heads=2"),
+    *("model.scratch.num_key_value_heads=1", "model.scratch.intermediate_size=64"),
+    *("sft.max_steps=4", "sft.warmup_steps=0", "sft.save_steps=1", "sft.logging_steps=1"),
 ]
 STOPPED = 75
 LIMIT_S = 180

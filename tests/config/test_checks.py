@@ -252,7 +252,7 @@ def test_tal_data_takes_data_settings_alone() -> None:
             load_data_config([override])
 
 
-def test_tal_paper_recipe_matches_the_paper() -> None:
+def test_paper_recipe_has_its_reward_loss_model_and_data() -> None:
     config = load_recipe("recipes/tal_paper.yaml")
     assert config.reward.weighted() == {"correctness": 1.0, "criteria_gain": 0.5}
     assert (config.grpo.loss_type, config.model.path) == ("grpo", "Qwen/Qwen2.5-7B-Instruct")
@@ -264,7 +264,7 @@ def test_tal_paper_recipe_matches_the_paper() -> None:
     assert only.reward.weighted() == {"correctness": 1.0}
 
 
-def test_recipes_of_large_models_launch_with_zero3_on_eight_gpus() -> None:
+def test_large_models_are_launched_on_eight_gpus() -> None:
     """As launch/README.md says: a bare `accelerate launch` would otherwise give each GPU the whole of it."""
     configs = [config for recipe in recipes() if isinstance(config := built_in(recipe), RunConfig)]
     large = {config.recipe: config.run.launch for config in configs if config.model.requires_gpu}
@@ -472,14 +472,11 @@ def test_nan_and_infinity_are_rejected_for_numbers(changes: dict[str, Any], plac
     assert "expected a finite number" in found
 
 
-def test_nan_and_infinity_are_rejected_in_overrides_and_recipes(tmp_path: Path) -> None:
+def test_values_that_yaml_takes_for_others_are_explained(tmp_path: Path) -> None:
     overrides = ["grpo.beta=nan", "grpo.temperature=inf", "grpo.learning_rate=1e400"]
     assert message(GRPO, *overrides).count("expected a finite number") == 3
     found = message(a_recipe(tmp_path, HEAD + "grpo:\n  beta: .nan\n  temperature: -.inf\n"))
     assert found.count("expected a finite number") == 2
-
-
-def test_unquoted_no_that_yaml_reads_as_a_boolean_is_explained(tmp_path: Path) -> None:
     expected = "data.languages.0: got the boolean false: YAML reads an unquoted NO, ON or YES as one; quote it"
     assert expected in message(a_recipe(tmp_path, HEAD + "data:\n  languages: [NO]\n"))
     assert load_recipe(a_recipe(tmp_path, HEAD + 'data:\n  languages: ["NO"]\n')).data.languages == ["NO"]

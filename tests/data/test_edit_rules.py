@@ -113,16 +113,13 @@ def test_rules_apply_to_scripts_without_spaces() -> None:
     assert check("CL", item.prompt, *chinese, item=item, language="zh") == []
 
 
-def test_response_in_another_language_may_keep_that_language() -> None:
+def test_responses_may_keep_a_language_of_their_own() -> None:
     english = "People press their palms together and bow a little before they sit down with the elders."
     item = in_thai(responses=(english, "จับมือแล้วมองตาผู้ใหญ่"))
     said = "With palms joined and a slight bow people greet the elders, and then they take a seat."
     prompt, other = "ที่งานแต่งงาน คนไทยทักผู้ใหญ่ด้วยวิธีใด", "มองตาผู้ใหญ่ขณะจับมือ"
     assert check("RP", prompt, said, other, item=item) == []
     assert check("RP", prompt, said, "They shake hands and look the elder in the eyes.", item=item) == ["language"]
-
-
-def test_responses_of_blend_stay_in_english_whatever_the_prompt() -> None:
     prompt, shake, eyes = "ที่งานแต่งงาน คนไทยทักผู้ใหญ่ด้วยวิธีใด", "shake hands", "look at eyes"
     item = in_thai(responses=(shake, eyes), source="blend")
     assert check("RP", prompt, "give a firm handshake", eyes, item=item) == []

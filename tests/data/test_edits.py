@@ -189,7 +189,7 @@ def test_remove_label_works_on_every_card_in_every_language() -> None:
 # --- RP: a frame ---
 
 
-def test_rephrase_adds_a_prefix_to_prompt_and_responses() -> None:
+def test_rephrase_frames_prompt_and_responses() -> None:
     for item in cards("own"):
         edited = edits.rephrase(item)
         assert edited is not None
@@ -199,6 +199,10 @@ def test_rephrase_adds_a_prefix_to_prompt_and_responses() -> None:
         prefixes = {after.removesuffix(text) for after, text in zip(edited.responses, item.responses, strict=True)}
         assert len(prefixes) == 1
         assert len(prefixes.pop()) > 1
+    edited = edits.rephrase(an_item(prompt="What is {text}?"))
+    assert edited is not None
+    assert edited.prompt.endswith("What is {text}?")
+    assert edits.rephrase(an_item(language="xx")) is None
 
 
 def test_rephrase_keeps_flip_sets_and_frames_blend_responses_in_english(blend_items: list[Item]) -> None:
@@ -208,13 +212,6 @@ def test_rephrase_keeps_flip_sets_and_frames_blend_responses_in_english(blend_it
     framed = [edits.rephrase(item) or item for item in blend_items]
     assert all(edited.responses[0].isascii() for edited in framed)
     assert [edited.prompt.isascii() for edited in framed] == [item.prompt.isascii() for item in blend_items]
-
-
-def test_rephrase_keeps_braces_and_is_none_for_unknown_languages() -> None:
-    edited = edits.rephrase(an_item(prompt="What is {text}?"))
-    assert edited is not None
-    assert edited.prompt.endswith("What is {text}?")
-    assert edits.rephrase(an_item(language="xx")) is None
 
 
 # --- CL: the responses in another language ---

@@ -87,7 +87,7 @@ def candidates(**changes: Any) -> dict[str, Any]:
     return row | changes
 
 
-def test_candidates_are_read_in_any_number(tmp_path: Path) -> None:
+def test_candidates_are_read_in_any_number_and_of_any_culture(tmp_path: Path) -> None:
     many = {"id": "2", "culture": None, "candidates": [str(i) for i in range(40)], "qualities": [0] * 40}
     rows = [candidates(qualities=[1, 2.5, -3]), candidates(**many)]
     first, second = read_candidates(write(tmp_path / "c.jsonl", rows))
@@ -95,10 +95,7 @@ def test_candidates_are_read_in_any_number(tmp_path: Path) -> None:
         id="1", prompt="?", culture="TH", language="th", texts=("a", "b", "a"), qualities=(1.0, 2.5, -3.0)
     )
     assert (second.culture, len(second.texts)) == (None, 40)
-
-
-def test_candidates_have_the_cultures_that_items_have(tmp_path: Path) -> None:
-    """Regions of BLEnD, languages of CARB, free names: `tal sample` writes those of its questions."""
+    # Regions of BLEnD, languages of CARB, free names: `tal sample` writes those of its questions.
     cultures = ["TH", "ID-JB", "Arabic-speaking countries", "Quebec", None]
     rows = [candidates(id=str(number), culture=culture) for number, culture in enumerate([*cultures, "Thai"])]
     found = read_candidates(write(tmp_path / "c.jsonl", rows))
@@ -182,7 +179,7 @@ def test_only_the_own_pairing_split_may_share_questions_with_training(two_sets: 
         check_leaks(config, dataclasses.replace(data, sets={"same": asked}))
 
 
-def test_unreadable_rows_error_suggests_the_matching_source(tmp_path: Path) -> None:
+def test_rows_that_say_little_are_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("prompt,chosen,rejected\n?,Rice.,Bread.\n")
     config = load_data_config(["data=jsonl", f"data.path={path}"])
@@ -191,9 +188,6 @@ def test_unreadable_rows_error_suggests_the_matching_source(tmp_path: Path) -> N
     path.write_text("prompt,chosen,rejected\n?,Rice.,Rice.\n")
     with pytest.raises(DataError, match=r"two of them are the same text$"):
         read(load_data_config(["data=rows", f"data.path={path}"]).data)
-
-
-def test_texts_that_may_stand_for_an_empty_cell_are_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("prompt,chosen,rejected\nBreakfast?,Rice.,N/A\nLunch?,nan,Toast.\nDinner?,Rice.,Toast.\n")
     with pytest.warns(DataWarning, match=r"rows\.csv:2: 'N/A' may stand for an empty cell; .*:3: 'nan'"):

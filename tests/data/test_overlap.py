@@ -161,7 +161,7 @@ def test_rows_of_one_template_are_not_copies(name: str) -> None:
     assert kinds(items[:7000], items[7000:]) == {}
 
 
-def test_similar_questions_with_another_noun_or_culture_are_not_copies() -> None:
+def test_only_equal_questions_are_copies_of_short_ones() -> None:
     train = make_item(prompt="What is the most popular fruit in Thailand?", responses=("mango", "apple", "durian"))
     others = {
         "another culture": {"prompt": "What is the most popular fruit in Japan?", "culture": "JP", "best": 1},
@@ -176,9 +176,6 @@ def test_similar_questions_with_another_noun_or_culture_are_not_copies() -> None
         kinds([emoji], [replace(train, id="x", group="x", prompt="What does 👍 mean here?", responses=("a", "b"))])
         == {}
     )
-
-
-def test_equal_prompt_and_responses_are_a_copy_in_any_culture() -> None:
     copy = make_item(id="x", group="x", culture="JP", best=1)
     assert kinds([make_item()], [copy]) == {"x": "text"}
 

@@ -166,14 +166,11 @@ def test_text_is_unpacked_only_if_it_is_a_list_or_object(text: str, value: Any) 
     assert unpack(text) == value
 
 
-def test_csv_cells_stay_texts(tmp_path: Path) -> None:
+def test_csv_cells_stay_texts_and_extra_ones_are_a_fault(tmp_path: Path) -> None:
     cells = ["['a']", "x" * 200_000, "7"]
     csv.writer(lines := io.StringIO()).writerows([["chosen"], *([cell] for cell in cells)])
     (tmp_path / "r.csv").write_text(lines.getvalue())
     assert [row.value for row in read(tmp_path / "r.csv")] == [{"chosen": cell} for cell in cells]
-
-
-def test_csv_row_with_extra_cells_has_a_fault_and_keeps_its_text(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text("prompt,chosen\np,a,b\np,a,\n\np\n")
     bad, excel, short = read(tmp_path / "r.csv")
     assert [row.number for row in (bad, excel, short)] == [2, 3, 5]
@@ -266,18 +263,19 @@ def outcome(number: int, *items: Item) -> Outcome:
     return Outcome(Row("rows.jsonl", number, {}, "{}"), items)
 
 
-def test_repeated_id_is_no_item(item: Item) -> None:
+def test_repeats_are_marked_but_not_flip_set_members(item: Item) -> None:
     other = replace(item, prompt="Another question?")
     first, second = mark_repeats([outcome(1, item), outcome(2, other)])
     assert (first.items, second.items) == ((item,), ())
     assert second.faults[0].detail == "id 'greeting-th' is already in line 1 of rows.jsonl"
-
-
-def test_repeated_prompt_and_responses_are_a_duplicate(item: Item) -> None:
     turned = replace(item, id="turned", responses=item.responses[::-1], best=2, origins=())
     first, second = mark_repeats([outcome(1, item), outcome(2, turned)])
     assert (fault_names(first), fault_names(second)) == ([], ["duplicate"])
     assert second.items == (turned,)
+    flips = [replace(item, id=culture, culture=culture, best=i) for i, culture in enumerate(item.origins)]
+    rows = [outcome(i, flip) for i, flip in enumerate([*flips, replace(item, id="other prompt", prompt="Why?")])]
+    of_one_row = [outcome(1, item, replace(item, id="b")), outcome(2)]
+    assert [fault_names(found) for found in (*mark_repeats(rows), *mark_repeats(of_one_row))] == [[]] * 7
 
 
 def test_names_that_tables_write_for_an_empty_cell_are_warnings(item: Item) -> None:
@@ -289,13 +287,6 @@ def test_names_that_tables_write_for_an_empty_cell_are_warnings(item: Item) -> N
     ):
         (found,) = mark_repeats([outcome(1, replace(item, **changes))])
         assert fault_names(found) == ["placeholder_text"]
-
-
-def test_flip_set_members_and_items_of_one_row_are_not_duplicates(item: Item) -> None:
-    flips = [replace(item, id=culture, culture=culture, best=i) for i, culture in enumerate(item.origins)]
-    rows = [outcome(i, flip) for i, flip in enumerate([*flips, replace(item, id="other prompt", prompt="Why?")])]
-    of_one_row = [outcome(1, item, replace(item, id="b")), outcome(2)]
-    assert [fault_names(found) for found in (*mark_repeats(rows), *mark_repeats(of_one_row))] == [[]] * 7
 
 
 def test_contradictory_label_is_named(item: Item) -> None:

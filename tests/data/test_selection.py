@@ -85,7 +85,7 @@ def test_unmatched_key_error_lists_the_available_values(keys: dict[str, Any], me
     assert message in str(error.value)
 
 
-def test_max_groups_keeps_the_largest_groups_in_any_item_order() -> None:
+def test_max_groups_keeps_the_groups_with_most_flip_sets_and_items() -> None:
     sizes = {"a": 3, "b": 9, "c": 5, "d": 5, "e": 9}
     items = [an_item(100 * n + i, group=name) for n, (name, size) in enumerate(sizes.items()) for i in range(size)]
     assert {item.group for item in chosen(items, max_groups=2)} == {"b", "e"}
@@ -93,9 +93,6 @@ def test_max_groups_keeps_the_largest_groups_in_any_item_order() -> None:
     assert three in ({"b", "e", "c"}, {"b", "e", "d"})
     assert {item.group for item in chosen(reversed(items), max_groups=3)} == three
     assert chosen(items, max_groups=5) == items
-
-
-def test_max_groups_prefers_groups_with_the_most_flip_sets() -> None:
     groups = ["hot_drink", "table_taboo", "idiom_crowded", "lucky_charm", "egg_dish", "gift_taboo", "typical_soup"]
     spec = data_section(groups=groups, sets_per_group=None)
     sizes = Counter(item.group for item in read(spec))
@@ -123,14 +120,11 @@ def test_num_responses_keeps_the_best_and_the_order(size: int, count: int, best:
     assert cut.id == item.id
 
 
-def test_wrong_responses_are_sampled_uniformly_by_seed() -> None:
+def test_num_responses_draws_wrong_ones_and_drops_items_with_too_few() -> None:
     items = [an_item(i, best=0) for i in range(600)]
     drawn = Counter(item.responses[1][0] for item in chosen(items, num_responses=2))
     assert all(150 < drawn[letter] < 250 for letter in "bcd")
     assert chosen(items, num_responses=2) == chosen(items, num_responses=2) != chosen(items, 1, num_responses=2)
-
-
-def test_items_with_too_few_responses_are_dropped_with_a_warning() -> None:
     items = [an_item(0), an_item(1, 2), an_item(2, 3), an_item(3, 5)]
     with pytest.warns(DataWarning, match=r"^data\.num_responses=4: left out 2 items with fewer, such as 'item 1'$"):
         assert [item.id for item in chosen(items, num_responses=4)] == ["item 0", "item 3"]
@@ -148,9 +142,6 @@ def test_as_pairs_gives_the_best_with_each_other_response() -> None:
     assert pairs[3] == an_item(8, 2)
     drawn = chosen([an_item(i) for i in range(9)], num_responses=3, as_pairs=True)
     assert len(drawn) == 18
-
-
-def test_as_pairs_of_a_flip_set_form_flip_sets() -> None:
     spec = data_section(groups=["gift_taboo", "hot_drink"], sets_per_group=2, as_pairs=True)
     pairs = read(spec)
     assert len(pairs) == 2 * 2 * 4 * 3
@@ -212,7 +203,7 @@ def test_selection_keys_apply_to_every_source(tmp_path: Path, source: str) -> No
         assert str(tally).endswith(f"0 in quarantine; {len(items)} items written, as data.* asks")
 
 
-def test_hide_place_removes_the_culture_from_questions_only() -> None:
+def test_hide_place_removes_the_culture_or_skips_the_item() -> None:
     named = read(data_section(languages=["en", "own"], sets_per_group=2))
     hidden = read(data_section(languages=["en", "own"], sets_per_group=2, hide_place=True))
     assert [replace(item, prompt="?") for item in hidden] == [replace(item, prompt="?") for item in named]
@@ -224,9 +215,6 @@ def test_hide_place_removes_the_culture_from_questions_only() -> None:
         assert len({item.prompt for item in members}) == 1
         for shown, distinct in (("stated", 4), ("inferred", 1), ("hidden", 1)):
             assert len({render(item, culture=shown)[1]["content"] for item in members}) == distinct
-
-
-def test_item_is_skipped_if_its_place_cannot_be_hidden() -> None:
     asked = ["What do people in Mexico eat?", "What is pozole?", "Which Mexican dish is best?"]
     items = [make_item(id=prompt, prompt=prompt, culture="MX", language="en") for prompt in asked]
     with pytest.warns(DataWarning, match=r"data\.hide_place: left out 2 items .* such as 'What is pozole\?'"):

@@ -72,9 +72,15 @@ def test_key_decides_which_flip_set_combinations_are_taken() -> None:
     assert taken[0] == taken[1] != taken[2]
 
 
-def test_complete_flip_set_is_found_in_any_order() -> None:
+def test_complete_flip_sets_are_found_by_language() -> None:
     members = [an_item(2), an_item(0), an_item(1, ("bread", "soup", "tea"))]
     assert flip_sets([an_item(0, ("rice", "noodles"), id="single"), *members]) == [members]
+    english = [an_item(i, id=f"en-{i}") for i in range(3)]
+    local = [an_item(i, id=f"xx-{i}", language=("ar", "zh", "es")[i]) for i in range(3)]
+    sets = flip_sets([*english, *local])
+    assert sorted(len(members) for members in sets) == [3, 3]
+    for members in sets:
+        assert sorted(item.best for item in members) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -89,15 +95,6 @@ def test_complete_flip_set_is_found_in_any_order() -> None:
 )
 def test_incomplete_flip_set_is_not_found(items: list[Item]) -> None:
     assert flip_sets(items) == []
-
-
-def test_flip_set_in_two_languages_counts_twice() -> None:
-    english = [an_item(i, id=f"en-{i}") for i in range(3)]
-    local = [an_item(i, id=f"xx-{i}", language=("ar", "zh", "es")[i]) for i in range(3)]
-    sets = flip_sets([*english, *local])
-    assert sorted(len(members) for members in sets) == [3, 3]
-    for members in sets:
-        assert sorted(item.best for item in members) == [0, 1, 2]
 
 
 # --- splits of items ---
@@ -251,13 +248,10 @@ def test_split_people_is_disjoint_and_independent_of_order(
     assert set(split_people(shuffled, share, seed, by_country=by_country).test) == set(splits.test)
 
 
-def test_split_of_a_country_depends_only_on_seed_and_its_people() -> None:
+def test_people_are_drawn_by_country_and_seed_or_given() -> None:
     one, both = people({"TH": 40}), people({"TH": 40, "CL": 25})
     assert drawn(one) == {group for group in drawn(both) if group.startswith("TH")}
     assert len({drawn(both, seed=seed) for seed in range(5)}) == 5
-
-
-def test_given_people_form_the_test_split() -> None:
     items = people({"TH": 9, "CL": 5})
     splits = split_people(items, 0.15, 0, by_country=False, test={"TH-1", "CL-4", "elsewhere"})
     assert {item.group for item in splits.test} == {"TH-1", "CL-4"}
@@ -286,11 +280,21 @@ def test_split_people_rejects_empty_splits_and_invalid_items(
 # --- the items to evaluate on ---
 
 
-def test_select_takes_complete_flip_sets_first(item: Item) -> None:
+def test_select_takes_complete_flip_sets_first_from_all_cells(item: Item) -> None:
     flips = [replace(item, id=f"flip-{i}", culture=culture, best=i) for i, culture in enumerate(item.origins)]
     single = replace(item, id="single", responses=("a", "b", "c", "d"))
     assert {chosen.id for chosen in select([single, *flips], 4)} == {f"flip-{i}" for i in range(4)}
     assert len(select([single, *flips], None)) == 5
+
+    def flip_set(group: str, number: int, domain: str) -> list[Item]:
+        texts = tuple(f"{text} {group} {number}" for text in ("tea", "soup", "bread"))
+        return [an_item(i, texts, id=f"{group}-{number}-{i}", domain=domain, group=group) for i in range(3)]
+
+    many = [item for number in range(40) for item in flip_set("many", number, "food")]
+    few = [item for number in range(3) for item in flip_set("few", number, "manners")]
+    chosen = select([*many, *few], 19, one_cell_of)
+    assert Counter(item.domain for item in chosen) == {"food": 10, "manners": 9}
+    assert len(flip_sets(chosen)) == 6
 
 
 def one_cell_of(item: Item) -> str:
@@ -307,18 +311,6 @@ def test_select_balances_items_over_cells(domains: list[str], limit: int, rng: r
     most = max(counted.values())
     assert all(counted[domain] >= min(available[domain], most - 1) for domain in available)
     assert set(chosen) == set(select(rng.sample(items, len(items)), limit, one_cell_of))
-
-
-def test_select_balances_flip_sets_over_cells() -> None:
-    def flip_set(group: str, number: int, domain: str) -> list[Item]:
-        texts = tuple(f"{text} {group} {number}" for text in ("tea", "soup", "bread"))
-        return [an_item(i, texts, id=f"{group}-{number}-{i}", domain=domain, group=group) for i in range(3)]
-
-    many = [item for number in range(40) for item in flip_set("many", number, "food")]
-    few = [item for number in range(3) for item in flip_set("few", number, "manners")]
-    chosen = select([*many, *few], 19, one_cell_of)
-    assert Counter(item.domain for item in chosen) == {"food": 10, "manners": 9}
-    assert len(flip_sets(chosen)) == 6
 
 
 @quick

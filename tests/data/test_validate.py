@@ -65,16 +65,13 @@ def test_validate_reports_every_fault_and_quarantines_bad_rows(planted: Path, tm
     assert {row["file"] for row in bad} == {str(planted)}
 
 
-def test_validate_json_gives_one_document(planted: Path, tal: Tal) -> None:
+def test_validate_json_is_one_document_and_strict_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
     done = tal("data", "validate", str(planted), "--json")
     found = json.loads(done.out)
     assert (done.status, found["clean"]) == (1, False)
     assert (found["rows"], found["imported"], found["items"]) == (30, 25, 25)
     assert found["named"]["blank"] == {"severity": "error", "rows": 1, "first_in": [f"{planted.name}:3"]}
     assert found["faults"][0].startswith(f"{planted}:3: error: blank: ")
-
-
-def test_strict_validate_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
     status, output, _ = tal("data", "validate", str(planted), "--strict")
     assert status == 1
     assert output.startswith(f"{planted}:3: error: blank: ")
@@ -210,58 +207,45 @@ def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
     return [(fault.name, fault.detail) for fault in outcome.faults]
 
 
+RUN_ON = [
+    *("A wai.assistant\n\nAnd a smile.", "ไหว้ครับassistant\n\nยิ้มด้วย", "**A wai**assistant\n\nAnd a smile."),
+    *("A wai.\nassistant\n\nAnd a smile.", "assistant\n\nA wai.", "A wai.user\n\nAnd then?"),
+    *("A wai.user\r\n\r\nAnd then?", "A wai.\r\n\r\nHuman: And then?"),
+    *("A wai.<|im_end|>", "A<|start_header_id|>assistant<|end_header_id|>", "A.<end_of_turn>", "[/INST] A wai."),
+]
+NO_TURN = [
+    *("I am an AI assistant\n\nHere is what I know.", "# assistant\n\nA heading.", "- user\n\n- guest"),
+    *("Ask the shop assistant\n\nor a friend.", "The assistant bows.", "if a <| b |> c then d"),
+]
+INVISIBLE = ("\u200b", "\ufeff\u202e\u2066", "\x00", "\u3164 \u2800")
+VISIBLE = ("⠇⠀⠃", "👩\u200d👩", "می\u200cخواهم", "·")
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "name", "detail"),
     [
-        *("A wai.assistant\n\nAnd a smile.", "ไหว้ครับassistant\n\nยิ้มด้วย", "**A wai**assistant\n\nAnd a smile."),
-        *("A wai.\nassistant\n\nAnd a smile.", "assistant\n\nA wai.", "A wai.user\n\nAnd then?"),
-        *("A wai.user\r\n\r\nAnd then?", "A wai.\r\n\r\nHuman: And then?"),
-        *("A wai.<|im_end|>", "A<|start_header_id|>assistant<|end_header_id|>", "A.<end_of_turn>", "[/INST] A wai."),
+        *((text, "run_on_turn", "the best response continues after ") for text in RUN_ON),
+        *((text, "invisible_text", f"the best response is {text!r}") for text in INVISIBLE),
+        *((text, None, "") for text in (*NO_TURN, *VISIBLE)),
     ],
 )
-def test_response_with_a_run_on_turn_is_reported(item: Item, text: str) -> None:
+def test_response_with_a_run_on_turn_or_nothing_to_see_is_reported(
+    item: Item, text: str, name: str | None, detail: str
+) -> None:
     found = dict(faults(item, responses=("With a firm handshake.", text), best=1, origins=()))
-    assert found["run_on_turn"].startswith("the best response continues after ")
+    assert found[name].startswith(detail) if name else not found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("I am an AI assistant\n\nHere is what I know.", "# assistant\n\nA heading.", "- user\n\n- guest"),
-        *("Ask the shop assistant\n\nor a friend.", "The assistant bows.", "if a <| b |> c then d"),
-    ],
-)
-def test_text_resembling_a_turn_is_not_reported(item: Item, text: str) -> None:
-    assert faults(item, responses=("With a firm handshake.", text), best=1, origins=()) == []
-
-
-@pytest.mark.parametrize("text", ["\u200b", "\ufeff\u202e\u2066", "\x00", "\u3164 \u2800"])
-def test_invisible_text_is_reported(item: Item, text: str) -> None:
-    found = faults(item, responses=(text, *item.responses[1:]), best=0)
-    assert found == [("invisible_text", f"the best response is {text!r}")]
-
-
-@pytest.mark.parametrize("text", ["⠇⠀⠃", "👩\u200d👩", "می\u200cخواهم", "·"])
-def test_text_with_invisible_and_visible_characters_is_not_reported(item: Item, text: str) -> None:
-    assert faults(item, responses=(text, *item.responses[1:]), best=0) == []
-
-
-def test_text_in_another_script_is_reported(item: Item) -> None:
+def test_text_in_another_script_is_reported_once(item: Item) -> None:
     assert faults(item) == []
     found = faults(item, responses=(FOREIGN, *item.responses[1:]))
     assert found == [("wrong_language", "the response 0 is in another script, it counts as 'en'")]
     assert [defect for defect, _ in faults(item, prompt=FOREIGN)] == ["wrong_language"]
-
-
-def test_responses_of_blend_count_as_english_whatever_the_prompt(item: Item) -> None:
     blend = {"prompt": "Wie begrüßt man ältere Menschen?", "language": "de", "source": "blend", "origins": ()}
     english = ("They bow deeply and say a few friendly words to each other.", *item.responses[1:])
     assert faults(item, **blend, responses=english) == []
     found = faults(item, **blend, responses=(FOREIGN, *item.responses[1:]))
     assert found == [("wrong_language", "the response 0 is in another script, it counts as 'en'")]
-
-
-def test_text_shared_by_items_of_a_row_is_reported_once(item: Item) -> None:
     items = [dataclasses.replace(item, id=str(i), responses=(str(i), FOREIGN), best=0, origins=()) for i in range(3)]
     (outcome,) = examine([Outcome(ROW, tuple(items))])
     assert fault_names(outcome) == ["wrong_language"]

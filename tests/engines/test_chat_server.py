@@ -213,7 +213,7 @@ def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, status: 
 
 
 @pytest.mark.parametrize(
-    ("error", "refused"),
+    ("error", "refused"),  # an answer of status 200 has choices
     [
         ({"code": "invalid_prompt", "message": "flagged as potentially violating our usage policy."}, 1),
         ({"message": "Content Exists Risk", "type": "invalid_request_error"}, 1),  # DeepSeek
@@ -229,24 +229,13 @@ def test_refused_prompt_stops_no_other_and_is_named(loopback: Loopback, status: 
         ({"code": "SensitiveContentDetected", "message": "The request failed."}, 1),  # Volcengine
         ({"message": "The request was rejected because it was considered high risk"}, 1),  # Moonshot
         ({"message": "blocked by guardrail"}, 1),
+        ({"choices": [{"message": None, "finish_reason": "content_filter"}]}, 1),
+        ({"choices": None, "promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}, 1),
     ],
 )
-def test_content_filters_of_hosted_models_are_known(loopback: Loopback, error: dict[str, str], refused: int) -> None:
-    loopback.respond = lambda *_: (400, {"error": error}, {})
-    with pytest.raises(TooLongError if refused else ServerError, match=r"filter|400"):
-        list(client(loopback.url).sample(conversations(1), GREEDY))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"choices": [{"message": None, "finish_reason": "content_filter"}]},
-        {"choices": None, "promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}},
-    ],
-)
-def test_filter_that_leaves_no_message_is_a_refusal(loopback: Loopback, answer: dict[str, Any]) -> None:
-    loopback.respond = lambda *_: (200, answer, {})
-    with pytest.raises(TooLongError, match="by its content filter"):
+def test_content_filters_of_hosted_models_are_known(loopback: Loopback, error: dict[str, Any], refused: int) -> None:
+    loopback.respond = lambda *_: (200, error, {}) if "choices" in error else (400, {"error": error}, {})
+    with pytest.raises(TooLongError if refused else ServerError, match="by its content filter" if refused else "400"):
         list(client(loopback.url).sample(conversations(1), GREEDY))
     assert len(loopback.asked) == 1
 
@@ -375,24 +364,20 @@ def test_label_log_probs_come_from_the_verdict_token(loopback: Loopback) -> None
     assert "logprobs" not in loopback.asked.pop()[2]
 
 
-@pytest.mark.parametrize("log_prob", [float("nan"), float("-inf")])
-def test_non_finite_label_log_prob_is_dropped(loopback: Loopback, log_prob: float) -> None:
-    tokens = [a_token("<verdict>", 0.0), a_token("B", -0.2, B=-0.2, A=log_prob)]
-    assert one(loopback, completion("", logprobs={"content": tokens}), LABELLED).label_log_probs == {"B": -0.2}
-
-
 @pytest.mark.parametrize(
-    "logprobs",
+    ("logprobs", "expected"),
     [
-        None,
-        {"content": None},
-        {"content": [a_token("A", -0.5, A=-0.5)]},
-        {"content": [a_token("<verdict>", 0.0), a_token("A<", -0.5)]},
+        *(({"content": [a_token("<verdict>", 0.0), a_token("B", -0.2, B=-0.2, A=float(bad))]}, {"B": -0.2})
+          for bad in ("nan", "-inf")),
+        *((nothing, {}) for nothing in (None, {"content": None}, {"content": [a_token("A", -0.5, A=-0.5)]})),
+        ({"content": [a_token("<verdict>", 0.0), a_token("A<", -0.5)]}, {}),
     ],
-)
-def test_label_log_probs_are_empty_without_a_label_token(loopback: Loopback, logprobs: Any) -> None:
+)  # fmt: skip
+def test_label_log_probs_are_finite_ones_of_a_label_token(
+    loopback: Loopback, logprobs: Any, expected: dict[str, float]
+) -> None:
     rollout = one(loopback, completion("A", logprobs=logprobs), LABELLED)
-    assert rollout == Rollout(text="A", finish_reason="stop")
+    assert rollout == Rollout(text="A", finish_reason="stop", label_log_probs=expected)
 
 
 @pytest.mark.parametrize("key", ["", "  ", "secrét", "line\nbreak"])

@@ -8,7 +8,7 @@ import torch
 from think_as_locals.engines import packing
 
 
-def test_pack_stores_a_shared_prompt_once() -> None:
+def test_pack_stores_a_shared_prompt_once_and_wants_texts() -> None:
     prompt = torch.arange(10)
     packed = packing.pack([prompt] * 3, [torch.tensor([1, 2]), torch.tensor([], dtype=torch.long), torch.tensor([3])])
     assert packed.tokens.shape == (1, 9 + 2 + 1)
@@ -16,6 +16,10 @@ def test_pack_stores_a_shared_prompt_once() -> None:
     assert packed.positions[0, 9:].tolist() == [9, 10, 9]
     assert packed.rows.tolist() == [0, 0, 2]
     assert packed.columns.tolist() == [0, 1, 0]
+    with pytest.raises(ValueError, match="nothing to pack"):
+        packing.pack([torch.tensor([1])], [torch.tensor([], dtype=torch.long)])
+    with pytest.raises(ValueError, match="a prompt before each"):
+        packing.pack([torch.tensor([], dtype=torch.long)], [torch.tensor([1])])
 
 
 def test_pack_rows_stores_a_shared_prefix_once() -> None:
@@ -23,10 +27,3 @@ def test_pack_rows_stores_a_shared_prefix_once() -> None:
     assert packed.tokens.tolist() == [[1, 2, 3, 4, 2, 5, 2, 7]]
     assert packed.positions.tolist() == [[0, 1, 2, 3, 1, 2, 1, 0]]
     assert packed.scored.tolist() == [3, 5, 6, 7]
-
-
-def test_pack_rejects_empty_completions_and_prompts() -> None:
-    with pytest.raises(ValueError, match="nothing to pack"):
-        packing.pack([torch.tensor([1])], [torch.tensor([], dtype=torch.long)])
-    with pytest.raises(ValueError, match="a prompt before each"):
-        packing.pack([torch.tensor([], dtype=torch.long)], [torch.tensor([1])])

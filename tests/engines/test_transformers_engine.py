@@ -65,13 +65,15 @@ def test_completion_ends_at_max_position_embeddings(tmp_path: Path) -> None:
         assert (len(prompt) + len(rollout.token_ids), rollout.finish_reason) == (30, "length")
 
 
-def test_load_rejects_classifiers_and_models_without_a_template(tmp_path: Path) -> None:
+def test_models_that_are_no_judges_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lacks weights .* lm_head\.weight; is it a classifier"):
         load(write_classifier(tmp_path / "classifier"))
     tokenizer = a_tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(ModelError, match="has no chat template"):
         load(write_model(tmp_path / "base", Qwen3ForCausalLM, 0, tokenizer))
+    with pytest.raises(ModelError, match=r"weights that would not be read: score\.weight; is it a classifier"):
+        load(write_classifier(tmp_path, tie_word_embeddings=True))
 
 
 def test_rows_end_at_learned_positions_whatever_the_length_of_others(tmp_path: Path) -> None:
@@ -83,11 +85,6 @@ def test_rows_end_at_learned_positions_whatever_the_length_of_others(tmp_path: P
     assert len(set(lengths)) > 1
     for length, rollout in zip(lengths, sampled(engine), strict=True):
         assert length + len(rollout.token_ids) == 34 or rollout.finish_reason == "stop" or len(rollout.token_ids) == 30
-
-
-def test_classifier_with_tied_embeddings_is_no_language_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"weights that would not be read: score\.weight; is it a classifier"):
-        load(write_classifier(tmp_path, tie_word_embeddings=True))
 
 
 def test_tokenizer_with_more_tokens_than_embeddings_is_rejected(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_complete_checks_the_weights_before_and_after(server: Scripted) -> None:
     server.answers[:] = [holds("mine"), ANSWERS, holds("another's")]
     with pytest.raises(OtherWeightsError, match="holds another's, expected mine"):
         client.complete([[1]], "mine")
+    server.asked.clear()
     with pytest.raises(OtherWeightsError):
         server.client(holds("mine"), DIES, holds("those of the start")).complete([[1]], "mine")
     assert [path for path, _ in server.asked] == ["/collective_rpc", "/v1/completions", "/collective_rpc"]

@@ -133,12 +133,21 @@ def nonsense_flip_sets(groups: int = 6) -> list[Item]:
     return made
 
 
-def test_chance_is_one_in_n() -> None:
+def test_every_baseline_credits_every_item() -> None:
     assert chance([an_item(("a", "b")), an_item(("a", "b", "c", "d"))]) == [0.5, 0.25]
+    items = nonsense_items("bagofe dikuma sotane", groups=6)
+    worth = baseline_credits(tuple(items))
+    assert list(worth) == ["chance", "longest", "shortest", "label_match", "majority_answer", "tfidf"]
+    for name, credit in CREDITS.items():
+        assert worth[name].tolist() == credit(items), name
+        assert all(0 <= value <= 1 for value in worth[name])
 
 
-def test_tfidf_finds_words_shared_by_best_responses() -> None:
+def test_tfidf_finds_words_shared_by_best_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mean(tfidf(nonsense_items("bagofe dikuma sotane"))) > 0.95
+    items = nonsense_items("bagofe dikuma sotane")
+    monkeypatch.setattr(baselines, "_MAX_FITTED", sum(len(item.responses) for item in items) // 3)
+    assert mean(tfidf(items)) > 0.9
 
 
 @pytest.mark.parametrize("letters", ["กขคงจฉชซญดตถ", "水火木金土日月山川田石竹", "あいうえおかきくけこさし"])
@@ -158,24 +167,15 @@ def test_tfidf_is_not_trained_on_the_tested_group() -> None:
     assert abs(mean(tfidf(items)) - 0.25) < 0.1
 
 
-def test_tfidf_ignores_prompt_and_culture() -> None:
+def test_tfidf_depends_on_responses_alone_in_any_order() -> None:
     items = nonsense_items("bagofe dikuma sotane", groups=10)
     others = [an_item(i.responses, i.best, id=i.id, group=i.group, prompt="another", culture="TH") for i in items]
     assert tfidf(items) == tfidf(others)
-
-
-def test_tfidf_is_invariant_to_order_of_items_and_responses() -> None:
     items = nonsense_items("bagofe dikuma sotane", groups=8) + nonsense_items("", groups=8, seed=3)
     items = [an_item(i.responses, i.best, id=f"{n}", group=i.group) for n, i in enumerate(items)]
     assert tfidf(items[::-1]) == tfidf(items)[::-1]
     turned = [an_item(i.responses[::-1], 3 - i.best, id=i.id, group=i.group) for i in items]
     assert tfidf(turned) == tfidf(items)
-
-
-def test_tfidf_fitted_on_a_subset_scores_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = nonsense_items("bagofe dikuma sotane")
-    monkeypatch.setattr(baselines, "_MAX_FITTED", sum(len(item.responses) for item in items) // 3)
-    assert mean(tfidf(items)) > 0.9
 
 
 @pytest.mark.parametrize("items", [[], nonsense_items("x", groups=1)], ids=["none", "one group"])
@@ -202,15 +202,6 @@ def test_culture_blind_baselines_score_chance_on_complete_flip_sets(name: str) -
     assert sum(worth.values()) == len(items) / 4
     for members in flip_sets(items):
         assert sum(worth[item.id] for item in members) == pytest.approx(1)
-
-
-def test_every_baseline_credits_every_item() -> None:
-    items = nonsense_items("bagofe dikuma sotane", groups=6)
-    worth = baseline_credits(tuple(items))
-    assert list(worth) == ["chance", "longest", "shortest", "label_match", "majority_answer", "tfidf"]
-    for name, credit in CREDITS.items():
-        assert worth[name].tolist() == credit(items), name
-        assert all(0 <= value <= 1 for value in worth[name])
 
 
 def test_baseline_credits_are_cached_and_ignore_response_order() -> None:

@@ -46,31 +46,22 @@ def test_describe_knows_languages_of_carb_and_blend(tag: str, resource_class: st
     assert describe(tag) == (resource_class, family, script)
 
 
-def test_describe_accepts_region_and_script_subtags() -> None:
+def test_describe_knows_subtags_scripts_and_every_language_of_the_data() -> None:
     assert describe("pt-BR") == describe("pt")
     assert describe("zh-Hant") == ("5", "Sino-Tibetan", "Hant")
     assert describe("zh-TW").script == "Hant"
     assert describe("EN") == describe("en")
+    assert describe("ka") == (UNKNOWN, UNKNOWN, "Geor")
+    assert describe("xx").script == UNKNOWN
+    cards = ["ar", "de", "en", "es", "ja", "ko", "ru", "th", "vi", "zh"]
+    assert all(UNKNOWN not in describe(tag) for tag in [*cards, *(language for _, language, _ in REGIONS.values())])
+    tags = ("th", "zh-Hant", "pt-BR", "zh-XX", "xx")
+    assert [*map(language_name, tags)] == ["Thai", "Traditional Chinese", "Brazilian Portuguese", "zh-XX", "xx"]
 
 
 @pytest.mark.parametrize("tag", ["xx", "tlh", "no-such-language", "-", "und"])
 def test_describe_is_unknown_for_unlisted_languages(tag: str) -> None:
     assert describe(tag)[:2] == (UNKNOWN, UNKNOWN)
-
-
-def test_language_name_knows_tags_with_a_script_or_a_region() -> None:
-    tags = ("th", "zh-Hant", "pt-BR", "zh-XX", "xx")
-    assert [*map(language_name, tags)] == ["Thai", "Traditional Chinese", "Brazilian Portuguese", "zh-XX", "xx"]
-
-
-def test_script_is_known_without_class_and_family() -> None:
-    assert describe("ka") == (UNKNOWN, UNKNOWN, "Geor")
-    assert describe("xx").script == UNKNOWN
-
-
-def test_describe_knows_every_language_of_cards_and_blend() -> None:
-    cards = ["ar", "de", "en", "es", "ja", "ko", "ru", "th", "vi", "zh"]
-    assert all(UNKNOWN not in describe(tag) for tag in [*cards, *(language for _, language, _ in REGIONS.values())])
 
 
 # --- cells ---

@@ -74,7 +74,7 @@ def parts(by: dict[str, Any]) -> dict[str, tuple[int, float]]:
     return {name: part(measured) for name, measured in by.items()}
 
 
-def test_summary_counts_parse_failures_as_wrong_and_separately() -> None:
+def test_accuracy_is_micro_over_items_and_macro_over_cells() -> None:
     about = {"dataset": "cards", "split": "group", "model": "judge", "seed": 3, "step": 50}
     assert about.items() <= FOUND.items()
     assert "listwise" in FOUND["protocol"]
@@ -83,6 +83,10 @@ def test_summary_counts_parse_failures_as_wrong_and_separately() -> None:
     assert FOUND["ci_method"] == "cluster_wilson"
     low, high = FOUND["parse_failure_ci95"]
     assert 0 <= low < FOUND["parse_failure"] == 1 / 8 < high <= 1
+    assert part(FOUND["macro"]) == (8, pytest.approx((0 + 1 / 2 + 1 + 1 + 0) / 5))
+    assert (FOUND["macro"]["cells"], FOUND["macro"]["of"], FOUND["macro"]["missing"]) == (5, 5, [])
+    two = summary(PREDICTIONS[:2])
+    assert two["macro"]["accuracy"] == two["accuracy"]
 
 
 @pytest.mark.parametrize(
@@ -129,12 +133,9 @@ def test_faulty_rows_are_counted_without_their_paths_and_texts() -> None:
     assert faulty_note(found).startswith("1 rows with faults left out")
 
 
-def test_unknown_language_counts_as_unknown() -> None:
+def test_every_cell_has_baselines_on_its_own_items() -> None:
     unknown = summary((predict(an_item(0, "g1", "GE", 0, language="tlh"), True),))
     assert parts(unknown["by_resource_class"]) == parts(unknown["by_family"]) == {"unknown": (1, 1.0)}
-
-
-def test_every_cell_has_baselines_on_its_own_items() -> None:
     assert FOUND["by_language"]["th"]["baselines"]["label_match"]["accuracy"] == 1.0
     assert FOUND["by_language"]["en"]["baselines"]["label_match"]["accuracy"] == 1 / 2
     for name in (name for name in FOUND if name.startswith("by_")):
@@ -153,13 +154,6 @@ def test_in_format_counts_judgements_that_keep_every_rule() -> None:
     assert "in format 75.0%, parse failures 12.5%" in lines("test", found)[0]
 
 
-def test_macro_averages_cells_and_micro_averages_items() -> None:
-    assert part(FOUND["macro"]) == (8, pytest.approx((0 + 1 / 2 + 1 + 1 + 0) / 5))
-    assert (FOUND["macro"]["cells"], FOUND["macro"]["of"], FOUND["macro"]["missing"]) == (5, 5, [])
-    two = summary(PREDICTIONS[:2])
-    assert two["macro"]["accuracy"] == two["accuracy"]
-
-
 def published(*missing: str) -> dict[str, Any]:
     """CARB in its published shape: all right in every second cell, in the others the first of 1 to 3 items."""
     seen: set[str] = set()
@@ -171,7 +165,7 @@ def published(*missing: str) -> dict[str, Any]:
     return summary(made)
 
 
-def test_macro_of_published_rows_averages_forty_cells() -> None:
+def test_macro_of_published_rows_averages_the_cells_there_are() -> None:
     found = published()
     assert part(found) == (79, pytest.approx(60 / 79))
     # Twenty cells are right; of the others seven have one item, seven have two and six have three.
@@ -182,9 +176,6 @@ def test_macro_of_published_rows_averages_forty_cells() -> None:
     assert len(found["by_culture"]) == 10
     low, high = found["macro"]["ci95"]
     assert low < 0.8125 < high
-
-
-def test_missing_cell_is_reported_and_left_out_of_macro() -> None:
     found = published("Arabic/value", "German/safety")
     (second, right), (fourth, also_right) = (
         parts(published()["by_cell"])[c] for c in ("Arabic/value", "German/safety")
@@ -235,9 +226,6 @@ def test_flips_measure_complete_flip_sets() -> None:
     without = summary(PREDICTIONS[6:])
     assert without["flips"] == {"n": 0, "sets": 0}
     assert "eval/mine/flips" not in metrics("mine", without)
-
-
-def test_culture_blind_judge_scores_chance_on_flips() -> None:
     blind = tuple(predict(p.item, right=p.item.responses[p.item.best].endswith("tea")) for p in PREDICTIONS[:6])
     flips = summary(blind)["flips"]
     assert (flips["accuracy"], flips["all_right"]) == (1 / 2, 0)
@@ -263,7 +251,7 @@ def test_response_only_judge_scores_a_quarter_on_sets_of_four() -> None:
     assert {name: beside[name]["accuracy"] for name in beside} == dict.fromkeys(beside, 0.25)
 
 
-def test_baselines_are_measured_on_the_same_items() -> None:
+def test_every_accuracy_and_baseline_has_n_and_an_interval() -> None:
     baselines = FOUND["baselines"]
     assert set(baselines) == {"chance", "longest", "shortest", "label_match", "majority_answer", "tfidf"}
     assert {measured["n"] for measured in baselines.values()} == {8}
@@ -273,9 +261,6 @@ def test_baselines_are_measured_on_the_same_items() -> None:
     assert baselines["shortest"]["accuracy"] == 4 / 8
     # One response names Thailand in Thai, and is right; of the seven others nothing is named.
     assert baselines["label_match"]["accuracy"] == (1 + 7 / 2) / 8
-
-
-def test_every_accuracy_has_n_and_an_interval() -> None:
     cells = [FOUND, FOUND["flips"], FOUND["flips"]["by_set"]]
     cells += [cell for name in FOUND if name.startswith("by_") for cell in FOUND[name].values()]
     cells += [beside for cell in cells for beside in cell.get("baselines", {}).values()] + [FOUND["macro"]]
@@ -303,14 +288,11 @@ def test_summary_is_bitwise_independent_of_item_order() -> None:
         assert summary(made) == there
 
 
-def test_only_parse_failures_give_zero_accuracy_and_are_saved(tmp_path: Path) -> None:
+def test_only_parse_failures_give_zero_and_no_predictions_an_error(tmp_path: Path) -> None:
     failed = tuple(predict(p.item, None) for p in PREDICTIONS)
     found = save(failed, tmp_path / "step-50.json", **ABOUT)
     assert (found["accuracy"], found["parse_failure"]) == (0.0, 1.0)
     assert parquet.read_table(tmp_path / "step-50.parquet").column("verdict").null_count == 8
-
-
-def test_summary_of_no_predictions_raises() -> None:
     with pytest.raises(ValueError, match="no items"):
         summary(())
 
@@ -327,7 +309,7 @@ def test_metrics_are_finite_numbers_named_for_a_tracker() -> None:
     assert all(math.isfinite(value) for value in followed.values())
 
 
-def test_save_round_trips_and_keeps_the_old_file_on_nan(tmp_path: Path) -> None:
+def test_save_round_trips_and_keeps_the_old_file_on_a_failure(tmp_path: Path) -> None:
     path = tmp_path / "carb" / "step-50.json"
     save(PREDICTIONS[:2], path, **ABOUT)  # is replaced
     assert save(PREDICTIONS, path, **ABOUT) == FOUND
@@ -341,12 +323,9 @@ def test_save_round_trips_and_keeps_the_old_file_on_nan(tmp_path: Path) -> None:
     failed, thai = by_id["g3/JP/5"], by_id["g4/TH/6"]
     assert (failed["completion"], failed["verdict"], failed["correct"]) == (UNPARSED, None, False)
     assert set(thai["responses"]) == {"ชาในไทย", "กาแฟเย็น"}
-
-
-def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "step-50.json"
+    path = path.parent / "other.json"
     write_text(path, "whole")
     with pytest.raises(UnicodeEncodeError):
         write_text(path, "half an emoji \ud83d")
     assert path.read_text() == "whole"
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["other.json", "step-50.json", "step-50.parquet"]

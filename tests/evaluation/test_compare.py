@@ -85,7 +85,7 @@ def test_unknown_breakdown_error_lists_the_known_ones() -> None:
         compare(credited(lambda *_: 1), credited(lambda *_: 1), "colour")
 
 
-def test_comparison_does_not_depend_on_item_order() -> None:
+def test_comparison_is_of_the_same_items_in_any_order_and_direction() -> None:
     a, b = credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0)
     reversed_items = credited(lambda i, _: (95 - i) % 2, ITEMS[::-1])
     there, back = by_name(compare(a, b, "culture")), by_name(compare(reversed_items, b, "culture"))
@@ -93,21 +93,13 @@ def test_comparison_does_not_depend_on_item_order() -> None:
         assert one.difference.ci95 == pytest.approx(back[name].difference.ci95)
         assert one.difference.p == pytest.approx(back[name].difference.p)
         assert one.baselines == back[name].baselines
-
-
-def test_swapping_runs_only_negates_the_difference() -> None:
-    a, b = credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0)
     for one, other in zip(compare(a, b, "cell"), compare(b, a, "cell"), strict=True):
         assert one.difference.value == -other.difference.value
         assert one.difference.ci95 == pytest.approx([-end for end in reversed(other.difference.ci95)])
         assert one.difference.p == pytest.approx(other.difference.p)
         assert one.min_detectable_effect == pytest.approx(other.min_detectable_effect)
         assert (one.a, one.b) == (other.b, other.a)
-
-
-def test_comparison_of_a_run_with_itself_is_zero() -> None:
-    run = credited(lambda i, _: i % 2)
-    for c in compare(run, run, "cell"):
+    for c in compare(a, a, "cell"):
         low, high = c.difference.ci95
         assert (c.difference.value, c.difference.p) == (0, 1)
         assert low < 0 < high
@@ -161,7 +153,7 @@ def test_run_is_read_from_its_folder_or_table(tmp_path: Path) -> None:
         assert by_id == {p.item.id: float(p.correct) for p in made}
 
 
-def test_items_are_equal_whatever_order_responses_were_shown_in(tmp_path: Path) -> None:
+def test_item_counts_once_in_whatever_orders_it_was_judged(tmp_path: Path) -> None:
     paths = [measure(tmp_path / str(seed), 5, predictions(lambda i: i % 2 == 0, seed)) for seed in (0, 1)]
     known: dict[str, Item] = {}
     first, second = (read(path, known) for path in paths)
@@ -169,9 +161,6 @@ def test_items_are_equal_whatever_order_responses_were_shown_in(tmp_path: Path) 
     assert first.by_item("credit").tolist() == second.by_item("credit").tolist()
     presented = [[p.presented.responses for p in predictions(lambda _: True, seed)] for seed in (0, 1)]
     assert presented[0] != presented[1]
-
-
-def test_item_judged_in_several_orders_counts_once(tmp_path: Path) -> None:
     once = predictions(lambda _: True)
     turned = [dataclasses.replace(p, presented=reorder_responses(p.presented, (1, 0))) for p in once]
     for found in (read(measure(tmp_path, 5, [*once, *turned]), {}), Judgements.of(tabulate([*once, *turned]))):
@@ -209,7 +198,7 @@ def printed(comparisons: Sequence[Comparison], title: str, width: int = 220) -> 
     return console.export_text()
 
 
-def test_printed_table_holds_all_figures() -> None:
+def test_printed_table_holds_all_figures_and_escapes_texts() -> None:
     a, b = credited(lambda i, _: i % 4 == 0), credited(lambda i, _: i % 4 > 0)
     text = printed(compare(a, b, "culture"), "A: runs/one\nB: runs/two")
     row = next(line for line in text.splitlines() if "all items" in line)
@@ -217,9 +206,6 @@ def test_printed_table_holds_all_figures() -> None:
         assert cell in row
     assert sum(f" {culture} " in text for culture in CULTURES) == 4
     assert "…" not in printed(compare(a, b, "domain"), "one", width=80)  # a narrow terminal cuts no figure
-
-
-def test_printed_table_escapes_markup_and_control_characters() -> None:
     domain = "[red]a\x1b[2J\x9b31m\u202e"
     run = credited(lambda i, _: i % 2, [dataclasses.replace(item, domain=domain) for item in ITEMS])
     text = printed(compare(run, run, "domain"), "[bold]\x1b]0;title\x07")

@@ -135,11 +135,11 @@ def test_selection_quality_lies_between_random_and_oracle() -> None:
     low, high = found["gain"]["ci95"]
     assert low < 1.5 < high
     json.dumps(found, allow_nan=False)
-
-
-def test_equal_prompts_form_one_group() -> None:
     rows = [a_row("ab", i, prompt="?", qualities=(0.0, 1.0)) for i in range(10)]
     assert selection_quality(rows, [0, 1] * 5, 500, 0)["selected"]["ci_method"] == "t"
+    rows = [a_row("ab", 0, qualities=(0.0, 1.0)), a_row("ab", 1)]
+    with pytest.raises(DataError, match="1 of 2 rows have no qualities, such as '1'"):
+        selection_quality(rows, [0, 0], 500, 0)
 
 
 @pytest.mark.parametrize("quality", [1.0, 0.7, 0.99])
@@ -147,12 +147,6 @@ def test_equal_prompts_form_one_group() -> None:
 def test_headroom_is_none_if_all_qualities_are_equal(quality: float, number: int) -> None:
     row = a_row("abcdefghij"[:number], qualities=(quality,) * number)
     assert selection_quality([row], [0], 500, 0)["headroom"] is None
-
-
-def test_selection_quality_rejects_rows_without_qualities() -> None:
-    rows = [a_row("ab", 0, qualities=(0.0, 1.0)), a_row("ab", 1)]
-    with pytest.raises(DataError, match="1 of 2 rows have no qualities, such as '1'"):
-        selection_quality(rows, [0, 0], 500, 0)
 
 
 def test_write_selections_writes_one_row_per_prompt_without_overwriting(tmp_path: Path) -> None:
@@ -193,6 +187,9 @@ def test_validity_matches_anscombe_reference_values() -> None:
     assert line["intercept"] == pytest.approx(3.00009, abs=1e-5)
     z, reach = math.atanh(pearson["r"]), stats.norm.ppf(0.975) / math.sqrt(11 - 3)  # Fisher's interval
     assert pearson["ci95"] == pytest.approx([math.tanh(z - reach), math.tanh(z + reach)])
+    few = validity(ANSCOMBE[:9], samples=50, seed=0)
+    assert few["warning"] == "n = 9: with so few reward models a correlation says little"
+    assert validity(ANSCOMBE[:10], samples=50, seed=0)["warning"] is None
 
 
 def test_validity_of_seventeen_reward_models() -> None:
@@ -208,18 +205,9 @@ def test_validity_of_seventeen_reward_models() -> None:
     r = stats.pearsonr([one.accuracy for one in without], [one.downstream for one in without]).statistic
     assert found["leave_one_out"]["rm 4"] == pytest.approx(r**2)
     json.dumps(found, allow_nan=False)
-
-
-def test_spearman_interval_depends_on_the_seed() -> None:
     first, again, other = (validity(seventeen(), samples=300, seed=s)["spearman"]["ci95"] for s in (0, 0, 1))
     assert first == again != other
     assert first == pytest.approx(other, abs=0.1)
-
-
-def test_validity_warns_below_ten_reward_models() -> None:
-    few = validity(ANSCOMBE[:9], samples=50, seed=0)
-    assert few["warning"] == "n = 9: with so few reward models a correlation says little"
-    assert validity(ANSCOMBE[:10], samples=50, seed=0)["warning"] is None
 
 
 @pytest.mark.parametrize("order", [range(3), range(5), range(7), range(7, 0, -1)])
@@ -237,14 +225,11 @@ def test_spearman_p_of_few_results_is_a_permutation_test() -> None:
         assert found["p"] == pytest.approx((np.abs(every) >= abs(found["rho"]) - 1e-9).mean())
 
 
-def test_validity_of_three_has_no_leave_one_out_values() -> None:
+def test_leave_one_out_is_none_where_the_rest_has_no_correlation() -> None:
     found = validity(ANSCOMBE[:3], samples=50, seed=0)
     assert found["pearson"]["ci95"] == [-1.0, 1.0]
     assert set(found["leave_one_out"].values()) == {None}
     json.dumps(found, allow_nan=False)
-
-
-def test_leave_one_out_is_none_if_the_rest_is_constant() -> None:
     results = [Result("a", 0.1, 1.0), Result("b", 0.2, 1.0), Result("c", 0.3, 1.0), Result("d", 0.4, 2.0)]
     loo = validity(results, samples=50, seed=0)["leave_one_out"]
     assert loo["d"] is None
@@ -311,7 +296,7 @@ def test_read_results_takes_macro_accuracy_from_an_evaluation(tmp_path: Path) ->
     assert read_results(tmp_path) == [Result("mine", 0.25, 3.5, benchmark="mine.jsonl")]
 
 
-def test_validity_command_prints_tables_or_json(tmp_path: Path, tal: Tal) -> None:
+def test_validity_command_prints_tables_json_and_warnings(tmp_path: Path, tal: Tal) -> None:
     rows = tmp_path / "rows.jsonl"
     made = [{"name": f"rm {i}", "accuracy": i / 10, "downstream": i * i % 5} for i in range(1, 6)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in made))
@@ -321,9 +306,6 @@ def test_validity_command_prints_tables_or_json(tmp_path: Path, tal: Tal) -> Non
     assert done.err == "tal: warning: n = 5: with so few reward models a correlation says little\n"
     done = tal("validity", str(rows), "--out", str(tmp_path), "--json")
     assert json.loads(done.out) == json.loads((tmp_path / "validity.json").read_text())
-
-
-def test_validity_command_warns_about_missing_cells(tmp_path: Path, tal: Tal) -> None:
     for number in range(4):
         made = judge_all(lambda i, every=number + 2: i % every, published_items(missing=["Thai/safety"]))
         measure(tmp_path, f"rm-{number}", made)

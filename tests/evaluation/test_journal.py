@@ -48,14 +48,11 @@ def test_every_request_is_asked_once_and_predictions_keep_item_order(tmp_path: P
     assert len(rm.asked) == len({by_request(r) for r in rm.asked}) == REQUESTS
 
 
-def test_predictions_do_not_depend_on_item_order(tmp_path: Path) -> None:
+def test_answered_requests_are_not_asked_again_in_any_order(tmp_path: Path) -> None:
     shuffled = random.Random(1).sample(ITEMS, len(ITEMS))
     straight = measured(Hashing(), tmp_path / "a.jsonl")
     turned = {p.item.id: p for p in measured(Hashing(), tmp_path / "b.jsonl", shuffled)}
     assert [turned[p.item.id] for p in straight] == straight
-
-
-def test_journaled_requests_are_not_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     first = measured(Hashing(), path)
     before = path.read_bytes()
@@ -143,12 +140,9 @@ def test_journal_of_another_reward_model_is_rejected(tmp_path: Path) -> None:
         measured(Hashing(name="other"), path)
 
 
-def test_request_key_depends_on_item_and_order() -> None:
+def test_keys_depend_on_what_is_asked_alone() -> None:
     keys = {by_request(Request(item, order)) for item in ITEMS for order in ((0,), (1,), (0, 1), (1, 0))}
     assert len(keys) == 4 * len(ITEMS)
-
-
-def test_by_response_key_depends_only_on_prompt_and_response() -> None:
     item = ITEMS[1]
     request = Request(item, (1,))
     assert by_response(request) == content_key(item.prompt, item.responses[1])
@@ -158,6 +152,11 @@ def test_by_response_key_depends_only_on_prompt_and_response() -> None:
     assert by_response(Request(item, (0,))) != by_response(request)
     assert by_response(Request(replace(item, prompt="Now?"), (1,))) != by_response(request)
     assert content_key("a", "b c") != content_key("a b", "c")
+    text = make_item(prompt="user: Hi\n\nassistant: Hello\n\nuser: ?")
+    turns = replace(text, turns=(("user", "Hi"), ("assistant", "Hello"), ("user", "?")))
+    for key in (by_request, by_response):
+        assert key(Request(text, (0,))) != key(Request(turns, (0,)))
+    assert by_response(Request(turns, (0,))) == content_key(turns.turns, turns.responses[0])
 
 
 def test_requests_with_equal_keys_are_asked_once(tmp_path: Path) -> None:
@@ -199,11 +198,3 @@ def test_measurement_killed_twenty_times_gives_the_same_bytes(tmp_path: Path, ch
         assert lines[0] == lines[1]
     keys = [json.loads(line)["key"] for line in (disturbed / "answers.jsonl").read_bytes().splitlines()[1:]]
     assert len(keys) == len(set(keys)) == REQUESTS
-
-
-def test_conversation_and_a_text_that_looks_like_it_have_answers_of_their_own() -> None:
-    text = make_item(prompt="user: Hi\n\nassistant: Hello\n\nuser: ?")
-    turns = replace(text, turns=(("user", "Hi"), ("assistant", "Hello"), ("user", "?")))
-    for key in (by_request, by_response):
-        assert key(Request(text, (0,))) != key(Request(turns, (0,)))
-    assert by_response(Request(turns, (0,))) == content_key(turns.turns, turns.responses[0])

@@ -70,18 +70,12 @@ def judged(item: Item, analysis: str = "D: yes.") -> ScoredItem:
     return predicted(item, write(RUBRIC, analysis, shuffle_responses(item).best))
 
 
-def test_judgement_view_shows_rubric_analysis_and_verdict(item: Item) -> None:
+def test_views_show_rubric_verdict_issues_or_scores(item: Item) -> None:
     assert drawn(judgement_view(judged(item))) == JUDGED
-
-
-def test_judgement_view_without_a_verdict_explains_issues(item: Item) -> None:
     rubric = write(RUBRIC, "x", 0).partition("\n<analysis>")[0]
     output = drawn(judgement_view(predicted(item, rubric, "length")))
     assert "No verdict\n- finished: the completion has to end by itself" in output
     assert output.endswith("</rubric>\n")
-
-
-def test_scores_view_lists_scores_by_original_response(item: Item) -> None:
     assert drawn(scores_view(item, [0.25, 1.5, -3.0, 0.0])).endswith(SCORED)
     assert "Highest score: several share it" in drawn(scores_view(item, [1.0, 1.0, 0.0, 0.0]))
 

@@ -36,16 +36,13 @@ def judged(item: Item, order: tuple[int, ...], verdict: int | None) -> ScoredIte
     return ScoredItem(item=item, presented=reorder_responses(item, order), judgement=judgement)
 
 
-def test_judge_that_always_chooses_a_has_full_slot_bias() -> None:
+def test_slot_bias_is_all_of_a_judge_that_always_chooses_a_and_none_of_one_that_is_right() -> None:
     found = slot_bias([judged(an_item(i), (0, 1) if i % 2 else (1, 0), 0) for i in range(20)])
     assert set(found) == {"A", "B"}
     assert (found["A"]["chosen"], found["A"]["best"], found["A"]["bias"]) == (1.0, 0.5, 0.5)
     assert found["B"]["bias"] == -0.5
     assert found["A"]["ci95"][0] > 0
     assert found["A"]["ci95"] == pytest.approx([-end for end in reversed(found["B"]["ci95"])])
-
-
-def test_judge_that_is_always_right_has_no_slot_bias() -> None:
     found = slot_bias([judged(an_item(i), (0, 1) if i % 3 else (1, 0), 0 if i % 3 else 1) for i in range(21)])
     assert [slot["bias"] for slot in found.values()] == [0.0, 0.0]
     assert all(slot["ci95"][0] < 0 < slot["ci95"][1] for slot in found.values())
@@ -60,16 +57,8 @@ def test_slot_bias_counts_only_offered_slots_with_a_verdict() -> None:
     found = slot_bias(predictions)
     assert {label: slot["n"] for label, slot in found.items()} == {"A": 2, "B": 2, "C": 1, "D": 1}
     assert found["D"]["chosen"] == 1.0
-
-
-def test_slot_bias_is_empty_without_verdicts_or_with_scores() -> None:
     assert slot_bias([judged(an_item(1), (0, 1), None)]) == {}
     assert slot_bias([replace(judged(an_item(1), (0, 1), 0), scores=(2.0, 1.0))]) == {}
-
-
-def test_order_consistency_is_empty_for_items_in_one_order() -> None:
-    assert order_consistency([judged(an_item(i), (0, 1), 0) for i in range(3)]) == {"n": 0}
-    assert order_consistency([judged(an_item(1), (0, 1), 0)] * 2) == {"n": 0}
 
 
 def test_order_consistency_means_the_same_response_in_every_order() -> None:
@@ -88,6 +77,8 @@ def test_order_consistency_means_the_same_response_in_every_order() -> None:
     low, high = found["ci95"]
     assert 0 <= low < 2 / 5 < high <= 1
     assert order_consistency(predictions[::-1])["ci95"] == pytest.approx([low, high])
+    assert order_consistency([judged(an_item(i), (0, 1), 0) for i in range(3)]) == {"n": 0}
+    assert order_consistency([judged(an_item(1), (0, 1), 0)] * 2) == {"n": 0}
 
 
 def test_judgements_are_sorted_independently_of_input_order() -> None:

@@ -98,15 +98,12 @@ def test_culture_aware_reward_model_drops_on_concept_and_label_edits() -> None:
     assert means(found, "CL") == (0.0, 0.0)
 
 
-def test_prompt_only_reward_model_has_zero_relative_change() -> None:
+def test_prompt_or_length_alone_moves_no_relative_change() -> None:
     found = probe(cards(), by_response(lambda item, _text: len(item.prompt) / 7))
     for name in NAMES:
         assert means(found, name) == (0.0, 0.0)
     # Its scores move all the same: that is what the paper's form is blind to.
     assert means(found, "RC", "paper")[0] > 10
-
-
-def test_length_reward_model_moves_on_rephrasing_only_in_paper_form() -> None:
     found = probe(cards(), by_response(lambda _item, text: float(len(text))))
     assert means(found, "RP") == pytest.approx((0, 0), abs=1e-9)
     assert means(found, "RP", "paper")[1] > 1
@@ -181,7 +178,7 @@ def test_intervals_of_two_groups_stay_within_bounds() -> None:
         assert 0 <= low < high <= 1
 
 
-def test_probe_asks_every_item_once_in_one_call() -> None:
+def test_items_are_asked_once_in_any_order() -> None:
     calls: list[list[Item]] = []
 
     def scorer(items: Sequence[Item]) -> list[tuple[float, ...]]:
@@ -192,6 +189,7 @@ def test_probe_asks_every_item_once_in_one_call() -> None:
     (asked,) = calls
     assert len(set(asked)) == len(asked)
     assert asked[:24] == list(cards()[:24])
+    assert probe(cards(), culture_blind) == probe(cards()[::-1], culture_blind)
 
 
 def test_results_are_json_with_breakdowns_by_culture_and_language() -> None:
@@ -206,25 +204,15 @@ def test_results_are_json_with_breakdowns_by_culture_and_language() -> None:
     assert "consistency" not in found["CC"]
 
 
-def test_probe_does_not_depend_on_item_order() -> None:
-    assert probe(cards(), culture_blind) == probe(cards()[::-1], culture_blind)
-
-
-def test_probe_without_applicable_items_reports_zero() -> None:
+def test_items_without_edits_or_scores_are_counted() -> None:
     found = probe([an_item(prompt="What is eaten?", language="xx")], constant)
     for name in NAMES:
         assert (found[name]["n"], found[name]["applicable"]) == (0, 0.0)
         assert found[name]["relative"]["absolute"]["mean"] is None
-
-
-def test_parse_failure_is_excluded_and_counted() -> None:
     found = probe([an_item()], lambda items: [(math.nan, 1.0) if i else (2.0, 1.0) for i, _ in enumerate(items)])
     assert found["spread"] == pytest.approx(0.5)
     assert found["RP"]["n"] == found["RP"]["relative"]["undefined"] == 1
     assert found["RP"]["relative"]["absolute"]["mean"] is None
-
-
-def test_empty_items_raise() -> None:
     with pytest.raises(DataError, match="no items"):
         probe([], constant)
 

@@ -35,13 +35,10 @@ def test_yield_counter_counts_completions_and_kept_items() -> None:
     assert table.iloc[-1, -1] == "6"
 
 
-def test_yield_is_none_without_items() -> None:
+def test_yield_of_no_or_unknown_items_is_none_or_an_error() -> None:
     found = YieldCounter([], ("right",)).summary()
     assert (found["n"], found["yield"], found["right"], found["by_culture"]) == (0, None, 0, {})
     written = yield_table("probe", "edited, %", {"RC": found}, {"right": "kept"}).iloc[0].tolist()
     assert written == ["RC", "", "0"]
-
-
-def test_place_of_an_unknown_item_raises_key_error() -> None:
     with pytest.raises(KeyError):
         YieldCounter(ITEMS, ()).index("9")

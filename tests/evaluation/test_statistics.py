@@ -60,7 +60,7 @@ def test_interval_is_binomial_with_one_item_per_group(share: float) -> None:
     assert sum(measured.ci95) / 2 == pytest.approx(share, abs=expected / 5)
 
 
-def test_repeated_items_of_a_group_do_not_narrow_the_interval() -> None:
+def test_groups_of_alike_or_repeated_items_do_not_narrow_the_interval() -> None:
     groups = [str(i) for i in range(400)]
     scores = [float(i % 2) for i in range(400)]
     once = accuracy(scores, groups)
@@ -68,6 +68,9 @@ def test_repeated_items_of_a_group_do_not_narrow_the_interval() -> None:
     assert tenfold.n == 4000
     assert half_width(tenfold) == pytest.approx(half_width(once), rel=0.05)
     assert half_width(tenfold) > 3 * 1.96 * math.sqrt(0.25 / 4000)
+    scores, groups = [1.0, 0.0] * 20, [str(i // 8) for i in range(40)]
+    assert accuracy(scores, groups).method == "cluster_wilson"
+    assert half_width(accuracy(scores, groups)) >= half_width(accuracy(scores, [str(i) for i in range(40)]))
 
 
 def coverage(intervals: Sequence[Estimate], truth: float) -> float:
@@ -197,12 +200,6 @@ def test_cluster_wilson_variance_is_the_jackknife_variance(cells: int) -> None:
     assert measured.ci95 == pytest.approx(wilson(measured.value, variance, 4))
 
 
-def test_similar_groups_give_no_narrower_interval_than_items() -> None:
-    scores, groups = [1.0, 0.0] * 20, [str(i // 8) for i in range(40)]
-    assert accuracy(scores, groups).method == "cluster_wilson"
-    assert half_width(accuracy(scores, groups)) >= half_width(accuracy(scores, [str(i) for i in range(40)]))
-
-
 # --- Wilson's interval over items, of a single group ---
 
 
@@ -298,12 +295,18 @@ def test_mean_interval_of_many_groups_matches_accuracy(cells: list[str] | None) 
     assert (found == estimate_mean(values, groups, 500, 0)) == (cells is None or len(set(cells)) == 1)
 
 
-def test_mean_interval_scales_and_shifts_with_the_values() -> None:
+def test_mean_interval_scales_with_the_values_within_bounds() -> None:
     rng = np.random.default_rng(1)
     values, groups = rng.normal(size=60), [str(i // 4) for i in range(60)]
     found, other = estimate_mean(values, groups, 500, 0), estimate_mean(-300 * values + 7, groups, 500, 0)
     assert other.value == pytest.approx(-300 * found.value + 7)
     assert other.ci95 == pytest.approx((-300 * found.ci95[1] + 7, -300 * found.ci95[0] + 7), rel=0.15)
+    found = estimate_mean([2.0] * 30, [str(i) for i in range(30)], 500, 0)
+    assert (found.value, found.ci95) == (2.0, (2.0, 2.0))
+    values, groups = [0.0, 0.9, 1.0], ["a", "b", "c"]
+    low, high = estimate_mean(values, groups, samples=50, seed=0).ci95
+    assert low < 0 < 1 < high
+    assert estimate_mean(values, groups, samples=50, seed=0, bounds=(0, 1)).ci95 == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -314,11 +317,6 @@ def test_mean_interval_of_few_groups_is_students_t(groups: str, size: int, metho
     found, means = estimate_mean(values, list(groups), 500, 0), values.reshape(-1, size).mean(axis=1)
     assert found.method == method
     assert found.ci95 == pytest.approx(stats.t.interval(0.95, len(means) - 1, means.mean(), stats.sem(means)))
-
-
-def test_mean_interval_of_constant_values_has_no_width() -> None:
-    found = estimate_mean([2.0] * 30, [str(i) for i in range(30)], 500, 0)
-    assert (found.value, found.ci95) == (2.0, (2.0, 2.0))
 
 
 @pytest.mark.parametrize("values", [[], [5.0]])
@@ -334,13 +332,6 @@ def test_macro_mean_interval_of_few_groups_is_students_t_of_jackknife() -> None:
     error = np.sqrt(3 / 4 * (0.5**2 + 0.5**2 + 1**2 + 1**2))
     assert (found.value, found.method) == (7.0, "cluster_t")
     assert found.ci95 == pytest.approx(stats.t.interval(0.95, 3, 7, error))
-
-
-def test_mean_interval_is_clipped_to_bounds() -> None:
-    values, groups = [0.0, 0.9, 1.0], ["a", "b", "c"]
-    low, high = estimate_mean(values, groups, samples=50, seed=0).ci95
-    assert low < 0 < 1 < high
-    assert estimate_mean(values, groups, samples=50, seed=0, bounds=(0, 1)).ci95 == (0, 1)
 
 
 # --- differences of two runs ---
@@ -387,7 +378,7 @@ def test_difference_resamples_both_runs_together() -> None:
     assert found.ci95 == pytest.approx(tuple(2 * end - 1 for end in gains.ci95))
 
 
-def test_difference_of_a_single_group_is_agresti_min() -> None:
+def test_difference_of_few_items_has_agresti_and_mins_interval() -> None:
     a, b = [1.0] * 30 + [0.0] * 70, [1.0] * 50 + [0.0] * 50
     found = difference(a, b, ["one"] * 100)
     assert (found.method, found.value) == ("agresti_min", pytest.approx(0.2))
@@ -436,9 +427,6 @@ def test_macro_difference_weights_cells_equally() -> None:
     found = difference([0, 0, 0, 1], [1, 1, 1, 1], list("abcd"), cells=["TH", "TH", "TH", "JP"])
     assert (found.a, found.b, found.value) == (0.5, 1.0, 0.5)
     assert difference([0, 0, 0, 1], [1, 1, 1, 1], list("abcd")).value == 0.75
-
-
-def test_balanced_cells_do_not_change_the_difference() -> None:
     rng = np.random.default_rng(8)
     a, b = (rng.random((2, 60)) < [[0.4], [0.6]]).astype(float)
     groups, cells = [str(i // 3) for i in range(60)], ["x", "y", "z"] * 20
@@ -485,7 +473,7 @@ def test_min_detectable_effect_solves_connors_formula(n: int) -> None:
     assert needed == pytest.approx(n - 1, rel=5e-4)  # the jackknife's variance is n / (n - 1) times that of items
 
 
-def test_min_detectable_effect_shrinks_with_n_and_grows_with_power() -> None:
+def test_min_detectable_effect_shrinks_with_n_and_grows_with_power_and_clusters() -> None:
     def of(n: int, **asked: float) -> float:
         a, b = [float(i % 5 == 0) for i in range(n)], [float(i % 5 == 1) for i in range(n)]
         found = min_detectable_effect(a, b, [str(i) for i in range(n)], **asked)
@@ -495,9 +483,6 @@ def test_min_detectable_effect_shrinks_with_n_and_grows_with_power() -> None:
     assert of(400) == pytest.approx(2 * of(1600), rel=0.03)
     assert of(400, power=0.9) > of(400) > of(400, power=0.5)
     assert of(400, alpha=0.05 / 40) > of(400)
-
-
-def test_min_detectable_effect_is_larger_for_clustered_items() -> None:
     a, b, groups = runs(np.random.default_rng(3), 12, 0.4, 0.5, spread=1.0)
     alone = min_detectable_effect(a, b, [str(i) for i in range(len(a))])
     together = min_detectable_effect(a, b, groups)

@@ -32,9 +32,16 @@ def test_pushed_judge_gives_the_same_judgements(run: Path, tmp_path: Path) -> No
     assert prompt == {f"{name.removesuffix('.txt')}.txt": f"{text}\n" for name, text in prompt_texts("compact").items()}
 
 
-def test_pickle_named_as_safetensors_is_rejected(run: Path) -> None:
-    (run / "model" / "model.safetensors").write_bytes(pickle.dumps({"weight": [0.0] * 100}))
+def test_weights_that_are_pickled_or_missing_are_rejected(run: Path) -> None:
+    weights = run / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(pickle.dumps({"weight": [0.0] * 100}))
     refused(DataError, r"model.safetensors: [\d,]+ bytes that are no whole file of safetensors", run)
+    weights.write_bytes(whole)
+    names = shard(run / "model")
+    refused(DataError, f"lacks {names[1]}", run)
+    (run / "model" / names[1]).write_bytes((run / "model" / names[0]).read_bytes())
+    assert set(names) <= content_of(prepare(run, REPO)).keys()
 
 
 @pytest.mark.parametrize(
@@ -44,13 +51,6 @@ def test_links_are_not_followed(run: Path, tmp_path: Path, linked: str) -> None:
     (run / linked).rename(tmp_path / "elsewhere")
     (run / linked).symlink_to(tmp_path / "elsewhere")
     refused(DataError, r"links do not count|not a plain file", run)
-
-
-def test_missing_weight_shard_is_rejected(run: Path) -> None:
-    names = shard(run / "model")
-    refused(DataError, f"lacks {names[1]}", run)
-    (run / "model" / names[1]).write_bytes((run / "model" / names[0]).read_bytes())
-    assert set(names) <= content_of(prepare(run, REPO)).keys()
 
 
 @pytest.mark.parametrize(

@@ -63,14 +63,11 @@ def test_other_licence_needs_its_text(run: Path) -> None:
         prepare(run, REPO, licence="other")
 
 
-def test_token_is_sent_only_to_the_hub(run: Path, hub: FakeHub, api: HfApi) -> None:
+def test_token_goes_to_the_hub_alone_whose_repository_is_private(run: Path, hub: FakeHub, api: HfApi) -> None:
     push(run, api)
     for method, path, headers, body in hub.requests:
         assert TOKEN.encode() not in body
         assert (TOKEN in str(headers)) == (not path.startswith("/store/")), (method, path)
-
-
-def test_repository_is_private_unless_public_is_given(run: Path, hub: FakeHub, api: HfApi) -> None:
     assert not push(run, api, public=True, repo="people/open").private
     assert not hub.repositories["people/open"].private
     with pytest.raises(ConfigError, match="people/open is public: pass --public"):

@@ -120,16 +120,13 @@ def test_standard_error_is_clustered_by_group(log: EvalLog) -> None:
     assert metrics(log, "correct")["stderr"] == pytest.approx(expected)
 
 
-def test_samples_hold_the_messages_of_our_judges(log: EvalLog) -> None:
+def test_samples_hold_messages_and_verdicts_of_our_judges(log: EvalLog) -> None:
     by_id = {item.id: item for item in some_items()}
     for sample in log.samples or []:
         item = by_id[str(sample.id)]
         assert not isinstance(sample.input, str)
         assert [{"role": m.role, "content": m.text} for m in sample.input] == render(item)
         assert sample.target == "ABCD"[shuffle_responses(item).best]
-
-
-def test_truncated_completion_has_no_verdict(log: EvalLog) -> None:
     correct, failure = (scores(log, name)[some_items()[1].id] for name in ("correct", "parse_failure"))
     assert (correct.value, correct.answer) == (0.0, None)
     assert failure.value == 1.0

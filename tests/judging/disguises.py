@@ -46,19 +46,8 @@ def disguises(text: str) -> Iterator[str]:
     yield text.swapcase()
     yield "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text)  # full width
     yield "".join(chr(0x1D5BA + ord(c) - ord("a")) if "a" <= c <= "z" else c for c in text)  # sans-serif
-    for inside in (
-        "\u0301",
-        "\u0338",
-        "\u200b",
-        "\u2060",
-        "\u00ad",
-        "\x01",
-        "\x7f",
-        "\ufffd",
-        "\ue000",
-        "\ufeff",
-        "\u1cf2",
-    ):
+    hidden = "\u0301\u0338\u200b\u2060\u00ad\x01\x7f\ufffd\ue000\ufeff\u1cf2"
+    for inside in hidden:
         yield text[:middle] + inside + text[middle:]
         yield text[:1] + inside + text[1:]
     for inside in ("\x0b", "\x1c", "\x1f", "\x85\x0c"):  # spaces to some readers, nothing to others

@@ -67,14 +67,11 @@ def test_rewards_of_hand_written_completions_match_the_golden_file() -> None:
 
 
 def test_good_completions_earn_more_than_mediocre_and_gamed_ones() -> None:
-    """In the median, as `rubric_quality` cannot see what a text means; in `structure` each gamed one earns less."""
+    # In the median, as `rubric_quality` cannot see what a text means; in `structure` each gamed one earns less.
     for component in ORDERED:
         good, mediocre = paid(component, "good"), paid(component, "mediocre")
         assert min(good) == 1.0 > median(mediocre) > median(paid(component, "empty", "gamed"))
     assert min(paid("structure", "mediocre")) > max(paid("structure", "empty", "gamed"))
-
-
-def test_english_rubric_earns_full_quality_where_it_is_allowed() -> None:
     english = [row for row in completions() if row["rubric_language"] != "item"]
     assert {(row["language"], row["rubric_language"]) for row in english} >= {
         (language, choice) for language in ("th", "ja") for choice in ("any", "en")

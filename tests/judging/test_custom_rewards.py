@@ -78,10 +78,13 @@ def test_reward_code_is_copied_and_resume_rejects_changed_code(own: Path, tmp_pa
 # --- in a recipe ---
 
 
-def test_custom_component_is_set_and_weighted_by_overrides() -> None:
+def test_custom_component_is_set_by_overrides_and_suggested() -> None:
     reward = load_recipe(QUICKSTART, ["reward.own.brief=my/own.py:brief", "reward.weights.brief=0.3"]).reward
     assert reward.own == {"brief": "my/own.py:brief"}
     assert reward.weighted() == {"correctness": 1.0, "structure": 0.2, "brief": 0.3}
+    overrides = ["reward.own.brevity=own.py:brief", "reward.weights.brevity=1", "reward.weights.brevty=0.3"]
+    with pytest.raises(ConfigError, match=r"no component 'brevty'; did you mean 'brevity'\?; available: correctness, "):
+        load_recipe(QUICKSTART, overrides)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +100,3 @@ def test_custom_component_is_set_and_weighted_by_overrides() -> None:
 def test_recipe_with_an_invalid_component_reference_is_rejected(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_recipe(QUICKSTART, [f"reward.own.{override}"])
-
-
-def test_unknown_component_error_suggests_custom_components() -> None:
-    overrides = ["reward.own.brevity=own.py:brief", "reward.weights.brevity=1", "reward.weights.brevty=0.3"]
-    with pytest.raises(ConfigError, match=r"no component 'brevty'; did you mean 'brevity'\?; available: correctness, "):
-        load_recipe(QUICKSTART, overrides)

@@ -176,6 +176,8 @@ CASES = [
 
 def test_every_rule_has_a_test_case() -> None:
     assert set(BROKEN) == set(RULES)
+    quality = {"outside", "analysis_text", *NO_RUBRIC} - {"criterion"}  # of a judgement whose verdict stands
+    assert set(RULES) - VOIDING == quality
 
 
 @pytest.mark.parametrize(("rule", "text", "reason"), CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
@@ -183,6 +185,7 @@ def test_broken_rule_is_reported_without_unrelated_issues(rule: str, text: str, 
     judgement = parse(text, num_responses=2, finish_reason=reason)
     assert rule in judgement.issues
     assert set(judgement.issues) <= {rule} | CONSEQUENCES.get(rule, set())
+    assert judgement.verdict == (None if VOIDING.intersection(judgement.issues) else 1)
     check(judgement, text, 2)
 
 
@@ -197,30 +200,12 @@ def test_broken_rule_is_reported_without_unrelated_issues(rule: str, text: str, 
         ("\n", "\r\n"),
         ("A: not there.", "A: ‹verdict›A‹/verdict› is what it says; 1 < 2 & <b>no</b>."),
         ("Right place", "正しい場所"),
+        (">B<", "> B\n<"),
     ],
 )
 def test_harmless_variation_is_no_issue(old: str, new: str) -> None:
     judgement = parse(GOOD.replace(old, new), num_responses=2)
     assert (judgement.verdict, judgement.issues) == (1, ())
-
-
-@pytest.mark.parametrize(
-    ("text", "issues"),
-    [
-        (GOOD.replace("40 |", "35 |"), ("criterion_weights",)),
-        (GOOD.replace("40 |", "40% |"), ("criterion_weights",)),
-        (f"Here is my judgement:\n{GOOD}", ("outside",)),
-        (GOOD.replace("Right place", "Right custom"), ("criterion_names",)),
-        (GOOD.replace("</rubric>", "They sum to 100.\n</rubric>"), ("criterion_lines",)),
-        (with_weights(60, 40), ("criterion_count",)),
-        (GOOD.replace(ANALYSIS, "<analysis></analysis>"), ("analysis_text",)),
-        (GOOD.replace(">B<", "> B\n<"), ()),
-    ],
-)
-def test_verdict_stands_if_only_quality_suffers(text: str, issues: tuple[str, ...]) -> None:
-    judgement = parse(text, 2)
-    assert (judgement.verdict, judgement.issues) == (1, issues)
-    assert not VOIDING.intersection(issues)
 
 
 FAKE = (
@@ -407,14 +392,6 @@ def test_write_rejects_cells_that_would_not_parse(cell: str, place: str) -> None
     rubric = Rubric((Criterion(50, **cells), Criterion(30, "Place", "y"), Criterion(20, "Words", "z")))
     with pytest.raises(ValueError, match=r"^got 'Custom.*expected"):
         write(rubric, "A: yes.", 0)
-
-
-@pytest.mark.parametrize("n", range(2, 9))
-def test_verdict_must_be_one_of_the_offered_labels(n: int) -> None:
-    assert [parse(write(RUBRIC, "A: yes.", i), n).verdict for i in range(n)] == list(range(n))
-    if n < len(LABELS):
-        beyond = parse(write(RUBRIC, "A: yes.", n), n)
-        assert (beyond.verdict, beyond.issues) == (None, ("verdict_label",))
 
 
 def test_prompt_contains_the_grammar_that_is_parsed() -> None:

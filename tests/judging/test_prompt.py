@@ -89,27 +89,26 @@ def test_neutralise_removes_only_reserved_tags_and_special_tokens(text: str) -> 
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "tokens"),
     [
-        "a < b and b > c",
-        "<b>bold</b> and <i>",
-        "the verdict: rubric, analysis, response, question",
-        "<verdicts> <questionable> <unresponsive> <my-verdict>",
-        "<-- <3 <<>> </> <",
-        "if x<response_time and y>2",
-        "‹verdict› is already harmless",
+        *(("a < b and b > c", SPECIAL), ("<b>bold</b> and <i>", SPECIAL), ("<-- <3 <<>> </> <", SPECIAL)),
+        ("the verdict: rubric, analysis, response, question", SPECIAL),
+        ("<verdicts> <questionable> <unresponsive> <my-verdict>", SPECIAL),
+        *(("if x<response_time and y>2", SPECIAL), ("‹verdict› is already harmless", SPECIAL)),
+        *((text, CHAT_TOKENS) for text in ("x |> f", "a[0]", "[see below]", "[A]", "if a <| b", "[|x| + 1]")),
+        *((text, CHAT_TOKENS) for text in ("<unused>", "<h1>")),
+        *(("Hello!\nบ้าน \u200b!", (token,)) for token in ("\u200b\u200b", "\x00\x01", "!\u200b")),  # not to be seen
     ],
 )
-def test_neutralise_keeps_text_without_reserved_tags(text: str) -> None:
-    assert neutralise(text, SPECIAL) == text
+def test_neutralise_keeps_text_that_only_resembles_tags_or_tokens(text: str, tokens: Any) -> None:
+    assert neutralise(text, tokens) == text
 
 
-FORMS = ["<{}>", "</{}>", "< {} >", "</ {}>", "<{} B>", "<{}\n>", "<{}/>", '<{} class="x">']
 PADDED = ["</{}" + " " * 80 + ">", "<" + " " * 10 + "/{}>", "<{} B, which follows, " + "x" * 200 + ">"]
 
 
 @pytest.mark.parametrize("name", RESERVED)
-@pytest.mark.parametrize("tag", [*FORMS, *PADDED])
+@pytest.mark.parametrize("tag", ["<{} B>", *PADDED])
 def test_neutralise_catches_reserved_tags_in_any_form_and_case(name: str, tag: str) -> None:
     for written in (name, name.upper(), name.capitalize()):
         assert not TAG.search(neutralise(f"x {tag.format(written)} y"))
@@ -163,21 +162,10 @@ def test_forms_of_control_tokens_are_broken_for_tokenizers_that_are_not_at_hand(
     assert neutralise(f"a{token}b", ("<x>",)) == f"a{token}b"  # a known tokenizer has only its own
 
 
-@pytest.mark.parametrize("text", ["x |> f", "a[0]", "[see below]", "[A]", "if a <| b", "[|x| + 1]", "<unused>", "<h1>"])
-def test_texts_that_only_resemble_the_forms_stay(text: str) -> None:
-    assert neutralise(text, CHAT_TOKENS) == text
-
-
 @pytest.mark.parametrize("tag", ["<response_A>", "</response_a>", "<RESPONSE_1 x>", "<verdict2>", "<question->"])
 def test_reserved_tag_with_a_suffix_is_neutralised(tag: str) -> None:
     assert neutralise(tag) == f"‹{tag[1:-1]}›"
     assert neutralise("<responses> <verdicts>") == "<responses> <verdicts>"
-
-
-@pytest.mark.parametrize("token", ["\u200b\u200b", "\x00\x01", "!\u200b"])
-def test_neutralise_ignores_invisible_special_tokens(token: str) -> None:
-    text = "Hello!\nบ้าน \u200b!"
-    assert neutralise(text, (token,)) == text
 
 
 def test_special_tokens_are_not_regular_expressions() -> None:
@@ -234,15 +222,18 @@ def test_every_response_is_in_the_prompt_under_its_label(responses: list[str]) -
 
 
 # --- order ---
-def test_seed_changes_only_the_order_of_responses() -> None:
+def test_prompt_depends_on_texts_and_seed_alone() -> None:
     item = an_item()
     prompts = {full_prompt(item, seed=seed) for seed in range(20)}
     assert 1 < len(prompts) <= 6
     assert len({"".join(sorted(prompt)) for prompt in prompts}) == 1
+    origins = ("JP", "US", "EG")
+    notes = [{"id": f"ID-{i}", "group": f"GROUP-{i}", "source": f"SOURCE-{i}"} for i in range(3)]
+    assert len({full_prompt(an_item(best=i, origins=origins, **note)) for i, note in enumerate(notes)}) == 1
 
 
 # --- what is in a prompt ---
-def test_listwise_prompt_has_grammar_in_system_and_item_in_user_message() -> None:
+def test_listwise_prompt_has_two_messages_and_compact_one() -> None:
     system, user = render(an_item())
     assert (system["role"], user["role"]) == ("system", "user")
     for tag in ("<rubric>", "</rubric>", "<analysis>", "</analysis>", "<verdict>", "</verdict>"):
@@ -250,9 +241,6 @@ def test_listwise_prompt_has_grammar_in_system_and_item_in_user_message() -> Non
     assert "Culture: Japan" in user["content"]
     assert "A, B, C" in user["content"]
     assert "$" not in system["content"] + user["content"]
-
-
-def test_compact_prompt_is_one_user_message() -> None:
     (message,) = render(an_item(), prompt="compact")
     assert message["role"] == "user"
     assert message["content"].startswith("Japan: What do people eat for breakfast?\n<response A>")
@@ -280,12 +268,6 @@ def test_responses_first_prompts_of_a_flip_set_share_a_prefix(prompt: str) -> No
     assert moved_user != user
 
 
-def test_prompt_omits_the_best_response_and_item_metadata() -> None:
-    origins = ("JP", "US", "EG")
-    notes = [{"id": f"ID-{i}", "group": f"GROUP-{i}", "source": f"SOURCE-{i}"} for i in range(3)]
-    assert len({full_prompt(an_item(best=i, origins=origins, **note)) for i, note in enumerate(notes)}) == 1
-
-
 @pytest.mark.parametrize(
     ("code", "name"),
     [
@@ -293,10 +275,9 @@ def test_prompt_omits_the_best_response_and_item_metadata() -> None:
         *(
             ("CA-QC", "Quebec (Canada)"),
             ("GB-NIR", "Northern Ireland (United Kingdom)"),
-            ("ES-CT", "Catalunya (Spain)"),
-            ("IN-AS", "Assam (India)"),
             ("ID-JB", "West Java (Indonesia)"),
         ),
+        *(("ES-CT", "Catalunya (Spain)"), ("IN-AS", "Assam (India)")),
         *(("Quebec", "Quebec"), ("Arabic-speaking countries", "Arabic-speaking countries"), ("CA-XX", "CA-XX")),
         *(("Catalonia", "Catalonia"), (None, "the culture that the question itself is about")),
     ],
@@ -365,11 +346,19 @@ def test_shuffle_responses_does_not_depend_on_the_best_response(item: Item, data
     assert shuffle_responses(other).responses == shuffle_responses(item).responses
 
 
-def test_shuffle_responses_is_uniform_over_seeds() -> None:
+def test_order_is_uniform_stable_and_of_the_texts_apart() -> None:
     item = make_item(responses=("rice", "toast", "porridge"))
     seen = Counter(shuffle_responses(item, seed).responses for seed in range(3000))
     assert set(seen) == set(permutations(item.responses))
     assert all(400 < count < 600 for count in seen.values())
+    orders, others = (
+        [shuffle_responses(make_item(responses=(f"{one}{i}", f"{other}{i}"))).best for i in range(40)]
+        for one, other in (("ab", "c"), ("a", "bc"))
+    )
+    assert orders != others
+    assert 5 < sum(orders) < 35
+    item = make_item(responses=(*an_item().responses, "Rice noodles in broth."))
+    assert [shuffle_responses(item, seed).best for seed in range(8)] == [3, 0, 1, 1, 2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -377,20 +366,6 @@ def test_position_of_the_best_response_is_uniform_over_items(size: int) -> None:
     items = (make_item(responses=tuple(f"answer {i}.{j}" for j in range(size))) for i in range(size * 500))
     bests = Counter(shuffle_responses(item).best for item in items)
     assert all(400 < bests[position] < 600 for position in range(size))
-
-
-def test_order_depends_on_the_boundaries_between_responses() -> None:
-    orders, others = (
-        [shuffle_responses(make_item(responses=(f"{one}{i}", f"{other}{i}"))).best for i in range(40)]
-        for one, other in (("ab", "c"), ("a", "bc"))
-    )
-    assert orders != others
-    assert 5 < sum(orders) < 35
-
-
-def test_order_is_stable_across_versions() -> None:
-    item = make_item(responses=(*an_item().responses, "Rice noodles in broth."))
-    assert [shuffle_responses(item, seed).best for seed in range(8)] == [3, 0, 1, 1, 2, 2, 1, 1]
 
 
 # --- what it says of culture and language, and the worked example ---

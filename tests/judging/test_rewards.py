@@ -42,6 +42,10 @@ def test_reward_does_not_depend_on_stored_order() -> None:
         for verdict in range(3):
             judgement = parse(completion(verdict), 3)
             assert score(judgement, reorder_responses(ITEM, order)).parts == score(judgement, ITEM).parts
+    for seed in range(6):
+        one, other = shuffle_responses(ITEM, seed), shuffle_responses(ITEM, seed, reverse=True)
+        assert other.responses == one.responses[::-1]
+        assert other.responses[other.best] == one.responses[one.best] == ITEM.responses[ITEM.best]
 
 
 @pytest.mark.parametrize("text", ["", "I cannot judge this.", "B", "<verdict>B</verdict>", completion(0)[:-1]])
@@ -62,17 +66,11 @@ def test_structure_is_the_share_of_rules_that_hold() -> None:
     assert 0 <= paid[2] < 0.2
 
 
-def test_only_requested_components_are_computed() -> None:
+def test_only_known_components_are_computed_on_request() -> None:
     assert set(score(parse("", 3), ITEM).parts) == {"correctness", "structure", "rubric_quality"}
     assert set(score(parse("", 3), ITEM, components=["structure"]).parts) == {"structure"}
-
-
-def test_unknown_component_error_lists_the_known_ones() -> None:
     with pytest.raises(UnknownRewardError, match=r"'corectness'.*correctness, criteria_gain, structure"):
         score(parse("", 3), ITEM, components=["corectness"])
-
-
-def test_components_mapping_is_read_only() -> None:
     with pytest.raises(TypeError):
         COMPONENTS["free"] = COMPONENTS["structure"]  # type: ignore[index]
 
@@ -168,10 +166,3 @@ def test_abstaining_earns_less_than_guessing(option: str) -> None:
     guess = sum(total(completion(verdict)) for verdict in range(3)) / 3
     for text in ("", "nonsense", completion(0).replace("<verdict>A</verdict>", ""), completion(0).replace(">A<", "><")):
         assert total(text) < guess
-
-
-def test_reversed_order_keeps_the_best_response() -> None:
-    for seed in range(6):
-        one, other = shuffle_responses(ITEM, seed), shuffle_responses(ITEM, seed, reverse=True)
-        assert other.responses == one.responses[::-1]
-        assert other.responses[other.best] == one.responses[one.best] == ITEM.responses[ITEM.best]

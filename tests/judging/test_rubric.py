@@ -41,32 +41,22 @@ def rubric(*criteria: tuple[str, str]) -> Rubric:
 # --- the span that is scored ---
 
 
-def test_span_is_the_full_rubric_and_nothing_after_it() -> None:
+def test_span_is_the_rubric_up_to_an_offered_label() -> None:
     assert span(text_of(*LINES)) == rubric_of(*LINES)
     assert span("\n " + text_of(*LINES)) == "\n " + rubric_of(*LINES)
+    lines = LINES[0], "- 50 | Place | C is right."
+    assert span(text_of(*lines), 2) == rubric_of(*lines)
+    assert span(text_of(*lines), 3) == f"<rubric>\n{LINES[0]}\n"
+
+
+LEAKS = (
+    *("the answer is B", "verdict: B", "Response B wins.", "(B)", "Response_B", "**B**", "选B对", "คำตอบBถูก"),
+    *("答えはＢ", "the answer is Ⓑ", "𝐁", "<verdict>", "<VERDICT>b</VERDICT>", "A response says"),
+)
 
 
 @pytest.mark.parametrize(
-    "leak",
-    [
-        *(
-            f"Place | {leak}"
-            for leak in (
-                *("the answer is B", "verdict: B", "Response B wins.", "(B)", "Response_B", "**B**", "选B对"),
-                *(
-                    "คำตอบBถูก",
-                    "答えはＢ",
-                    "the answer is Ⓑ",
-                    "𝐁",
-                    "<verdict>",
-                    "<VERDICT>b</VERDICT>",
-                    "A response says",
-                ),
-            )
-        ),
-        "Verdict | B is right.",
-        "B | It belongs there.",
-    ],
+    "leak", [*(f"Place | {leak}" for leak in LEAKS), "Verdict | B is right.", "B | It belongs there."]
 )
 def test_span_ends_before_a_line_that_names_a_response(leak: str) -> None:
     assert span(text_of(LINES[0], f"- 30 | {leak}", LINES[2])) == f"<rubric>\n{LINES[0]}\n"
@@ -85,12 +75,6 @@ def test_label_inside_a_word_or_not_offered_does_not_cut_the_span(clean: str) ->
 def test_span_keeps_honest_rubrics_in_full(language: str) -> None:
     text = honest(language)
     assert span(text, 8) == text.partition("\n<analysis>")[0]
-
-
-def test_span_depends_on_the_number_of_offered_labels() -> None:
-    lines = LINES[0], "- 50 | Place | C is right."
-    assert span(text_of(*lines), 2) == rubric_of(*lines)
-    assert span(text_of(*lines), 3) == f"<rubric>\n{LINES[0]}\n"
 
 
 @pytest.mark.parametrize(
@@ -248,12 +232,9 @@ def test_script_share_distinguishes_scripts(language: str) -> None:
     assert script_share(judged, {"zh": "zh-Hant", "en": "de"}.get(language, language)) > 0.98
 
 
-def test_script_share_is_half_for_mixed_scripts() -> None:
+def test_scripts_match_cldr_and_are_counted_by_letter() -> None:
     assert script_share(rubric(("abcd", "กขคง")), "th") == 0.5
     assert script_share(rubric(("1", "2")), "th") == 0.0
-
-
-def test_scripts_match_cldr() -> None:
     expected = {"vi": ("LATIN",), "ru": ("CYRILLIC",), "sr-Latn": ("LATIN",), "hi": ("DEVANAGARI",)}
     expected["ko"] = ("HANGUL", "CJK")
     assert {language: scripts(language) for language in expected} == expected

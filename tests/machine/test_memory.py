@@ -72,15 +72,12 @@ def test_states_are_sharded_as_in_the_zero_paper(launch: Launch, gigabytes: tupl
     assert tuple(parts[name] / 1e9 for name in ("weights", "gradients", "optimizer")) == pytest.approx(gigabytes)
 
 
-def test_adapter_has_its_own_states_and_no_reference_model() -> None:
+def test_adapter_and_scpo_count_their_own_states() -> None:
     parts = estimate(a_run("lora=rank16", "grpo.beta=0.1"), Launch("DEEPSPEED", 2, 8), ADAPTED)
     assert parts["weights"] == pytest.approx(7e9 * 2 + 4e7 * 4)
     assert parts["optimizer"] == pytest.approx(4e7 * 12 / 8)
     assert "reference model" not in parts
     assert estimate(a_run("grpo.beta=0.1"), EIGHT, COUNTS)["reference model"] == pytest.approx(15e9 / 8)
-
-
-def test_scpo_counts_both_responses_and_its_global_rm() -> None:
     parts = estimate(config := steered("scpo.max_length=512"), ONE, COUNTS)
     assert parts["global RM"] == parts["weights"] == 30e9
     longer = estimate(steered("scpo.max_length=1024"), ONE, COUNTS)

@@ -14,6 +14,7 @@ from rich.console import Console
 from think_as_locals import cli
 from think_as_locals.engines import Messages
 from think_as_locals.judging import write
+from think_as_locals.machine import model_check
 from think_as_locals.machine.model_check import format_findings, judge_with, query_model
 from think_as_locals.reward_models.judge import SETTINGS_FILE, Judge, JudgeSettings
 from think_as_locals.runtime.output import shorten_repeats
@@ -61,6 +62,7 @@ def test_a_model_without_a_format_is_asked_with_several_prompts_and_told_of_the_
 ) -> None:
     """The small judge without its settings knows `compact` alone; it stands for a model that is no judge yet."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(model_check, "_MAX_TOKENS", model_check._MAX_TOKENS // 8)  # it never stops
     model = tmp_path / "model"
     shutil.copytree(small_run / "model", model, ignore=shutil.ignore_patterns(SETTINGS_FILE))
     found = query_model(str(model), "transformers", None, Console(stderr=True))
@@ -69,7 +71,7 @@ def test_a_model_without_a_format_is_asked_with_several_prompts_and_told_of_the_
     assert sorted(asked) == ["listwise", "rewardbench2", "rm_r1"]
     assert f"tal run pretrained model.path={model}" in texts[-1]
     assert texts[-1].startswith(f"prompt={asked[0]} does best")
-    assert "prompt listwise: 4 judgements of up to 512 tokens" in capsys.readouterr().err
+    assert "prompt listwise: 4 judgements of up to 64 tokens" in capsys.readouterr().err
 
 
 def test_repetition_is_shortened() -> None:

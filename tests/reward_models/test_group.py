@@ -36,13 +36,7 @@ def test_rewards_are_shares_of_duels_asked_in_one_call() -> None:
     assert scores(judge(engine), "a", "abc", "ab") == [0.0, 1.0, 0.5]
     assert [len(call) for call in engine.calls] == [6]
     assert all(len(shown_in(messages)) == 2 for messages in engine.calls[0])
-
-
-def test_position_biased_judge_gives_ties() -> None:
     assert scores(judge(picking(first)), "a", "ab", "abc") == [0.5, 0.5, 0.5]
-
-
-def test_groups_larger_than_an_item_are_scored() -> None:
     responses = ["x" * (1 + i) for i in range(12)]
     engine = Scripted()
     assert scores(judge(engine), *responses) == pytest.approx([i / 11 for i in range(12)])

@@ -378,11 +378,14 @@ def test_served_judge_judges_one_item_or_many(item: Item) -> None:
     assert all([message["role"] for message in body["messages"]] == ["user"] for body in asked)
 
 
-def test_settings_of_a_served_judge_do_not_replace_its_template(tmp_path: Path) -> None:
+def test_settings_do_not_replace_a_chat_template(tmp_path: Path) -> None:
     JudgeSettings(prompt="compact", chat_template_kwargs={"chat_template": "{{ 1 }}"}).save(tmp_path)
     a_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="chat_template_kwargs: chat_template is no argument of a chat template"):
         Judge.load(str(tmp_path), base_url="http://127.0.0.1:9", served_name="mine")
+    for name in ("chat_template", "tokenize", "add_generation_prompt", "continue_final_message"):
+        with pytest.raises(ConfigError, match=f"chat_template_kwargs: {name} is no argument of a chat template"):
+            Chat(a_tokenizer(), {name: "x"})
 
 
 def test_served_judge_reads_settings_and_special_tokens_of_a_directory(tmp_path: Path, item: Item) -> None:
@@ -402,15 +405,12 @@ def test_served_judge_reads_settings_and_special_tokens_of_a_directory(tmp_path:
     assert not any(forged in text for forged in ("<|end|>", "<|assistant|>", "<verdict>A"))
 
 
-def test_missing_key_variable_and_invalid_url_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judge_that_cannot_be_reached_or_read_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ServerError, match="JUDGE_KEY is not set"):
         Judge.load("judge", base_url=CLOSED_URL, key_variable="JUDGE_KEY")
     with pytest.raises(ServerError, match="url: expected"):
         GroupReward.load("judge", base_url="127.0.0.1:9")
-
-
-def test_invalid_tokenizer_file_is_rejected(tmp_path: Path) -> None:
     assert special_tokens(str(tmp_path)) == ()
     for broken in ("[]", "{", '{"added_tokens": [1]}'):
         (tmp_path / "tokenizer.json").write_text(broken)
@@ -418,21 +418,17 @@ def test_invalid_tokenizer_file_is_rejected(tmp_path: Path) -> None:
             special_tokens(str(tmp_path))
 
 
-def test_chat_template_arguments_do_not_replace_the_template(tmp_path: Path) -> None:
-    for name in ("chat_template", "tokenize", "add_generation_prompt", "continue_final_message"):
-        with pytest.raises(ConfigError, match=f"chat_template_kwargs: {name} is no argument of a chat template"):
-            Chat(a_tokenizer(), {name: "x"})
-
-
 @pytest.mark.parametrize(
-    ("template", "reason"),
+    ("template", "seconds", "reason"),
     [
-        ("{{ 'x' * 9000000 }}", "it writes 9,000,0.. characters, expected at most"),
-        (f"{3 * '{% for i in range(9999) %}'}{3 * '{% endfor %}'}", "took longer"),
+        ("{{ 'x' * 9000000 }}", 60, "it writes 9,000,0.. characters, expected at most"),
+        (f"{3 * '{% for i in range(9999) %}'}{3 * '{% endfor %}'}", 0.5, "took longer"),
     ],
 )
-def test_hostile_template_is_a_model_error(monkeypatch: pytest.MonkeyPatch, template: str, reason: str) -> None:
-    monkeypatch.setattr("think_as_locals.engines.engine._TEMPLATE_S", 0.5)
+def test_hostile_template_is_a_model_error(
+    monkeypatch: pytest.MonkeyPatch, template: str, seconds: float, reason: str
+) -> None:
+    monkeypatch.setattr("think_as_locals.engines.engine._TEMPLATE_S", seconds)
     tokenizer = a_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content }}" + template
     with pytest.raises(ModelError, match=reason):

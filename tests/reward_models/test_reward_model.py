@@ -34,11 +34,7 @@ def scored(verdict: int | None, *issues: str, presented: Item = ITEM, **changes:
     return ScoredItem(item=ITEM, presented=presented, judgement=judgement, **changes)
 
 
-def test_prediction_is_correct_if_the_verdict_is_the_best_as_presented() -> None:
-    assert [scored(verdict, presented=TURNED).correct for verdict in (0, 1, 2, None)] == [False, False, True, False]
-
-
-def test_row_is_in_item_order_and_verdict_is_none_on_parse_failure() -> None:
+def test_row_is_in_item_order_and_correct_if_the_verdict_is_the_best() -> None:
     row = row_of(scored(0, presented=TURNED))
     assert [row["responses"][i] for i in row["order"]] == ["With a nod.", "With a bow.", "With a wai."]
     assert (row["responses"][row["verdict"]], row["label"], row["correct"]) == ("With a nod.", "A", False)
@@ -48,6 +44,7 @@ def test_row_is_in_item_order_and_verdict_is_none_on_parse_failure() -> None:
     assert (row["issues"], row["completion"]) == ([], "the completion")
     failed = row_of(scored(None, "finished"))
     assert (failed["verdict"], failed["correct"], failed["issues"]) == (None, False, ["finished"])
+    assert [scored(verdict, presented=TURNED).correct for verdict in (0, 1, 2, None)] == [False, False, True, False]
 
 
 class ShortContextModel:
@@ -90,15 +87,12 @@ def test_too_long_items_are_skipped_and_settled_as_configured(late: bool) -> Non
         list(apply_too_long(every[1:2], "wrong"))
 
 
-def test_tie_of_k_has_credit_1_over_k_and_no_favourite() -> None:
+def test_tie_of_k_has_credit_1_over_k_and_a_parse_failure_none() -> None:
     assert tie_credit([1.0, 3.0, 2.0], best=1) == 1
     assert tie_credit([1.0, 3.0, 2.0], best=2) == 0
     assert tie_credit([3.0, 3.0, 2.0, 3.0], best=0) == pytest.approx(1 / 3)
     assert tie_credit((2.0, 2.0), best=1) == 0.5
     assert [favourite(scores) for scores in ([1.0, 3.0, 2.0], [3.0, 3.0, 2.0])] == [1, None]
-
-
-def test_credit_of_ties_and_parse_failures() -> None:
     tie = scored(None, scores=(2.0, 2.0, 1.0))
     assert (tie.credit, tie.correct, tie.parse_failure) == (0.5, False, False)
     failure = scored(None, "verdict_label", scores=(0.0, 9.0, 0.0))

@@ -311,12 +311,18 @@ def test_identity_depends_on_dtype_and_weights(path: str, tmp_path: Path) -> Non
     assert wide.identity != ScalarRM.load(write_classifier(tmp_path, pad_token_id=0)).identity
 
 
-def test_missing_layer_weights_are_rejected(tmp_path: Path) -> None:
+def test_weights_beside_or_missing_from_those_of_the_model_are_rejected(tmp_path: Path) -> None:
     path = write_classifier(tmp_path, num_hidden_layers=1)
     config = (tmp_path / "config.json").read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2')
     (tmp_path / "config.json").write_text(config.replace('"full_attention"', '"full_attention", "full_attention"', 1))
     with pytest.raises(ModelError, match=r"lacks weights.*layers\.1"):
         ScalarRM.load(path)
+    path = Path(write_classifier(tmp_path))
+    weights = load_file(path / "model.safetensors")
+    width = weights["score.weight"].shape[1]
+    save_file({**weights, "gating.weight": torch.ones(4, width)}, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"weights that would not be read: gating\.weight"):
+        ScalarRM.load(str(path))
 
 
 def test_architecture_of_a_repositorys_own_is_not_scored_as_another(tmp_path: Path) -> None:
@@ -336,15 +342,6 @@ def test_constant_reward_model_scores_chance(size: int, seed: int) -> None:
     assert prediction.credit == 1 / size
     assert (prediction.judgement.verdict, prediction.parse_failure) == (None, False)
     assert (rm.chunk_size, rm.identity) == (1024, {"kind": "constant"})
-
-
-def test_stored_weights_without_a_place_in_the_model_are_rejected(tmp_path: Path) -> None:
-    path = Path(write_classifier(tmp_path))
-    weights = load_file(path / "model.safetensors")
-    width = weights["score.weight"].shape[1]
-    save_file({**weights, "gating.weight": torch.ones(4, width)}, path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"weights that would not be read: gating\.weight"):
-        ScalarRM.load(str(path))
 
 
 def test_head_of_one_output_is_read_though_the_config_says_two_labels(tmp_path: Path) -> None:

@@ -25,15 +25,12 @@ def test_tokenizer_round_trips_any_text(text: str) -> None:
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
 
 
-def test_frequent_phrases_are_single_non_special_tokens() -> None:
+def test_tokenizer_has_frequent_phrases_and_a_chat_template() -> None:
     assert TOKENIZER.tokenize("<rubric>") == ["<rubric>"]
     assert len(TOKENIZER.tokenize("Rice number 3 at dawn")) == 1
     special = Chat(TOKENIZER).special_tokens
     assert "<|end|>" in special
     assert not {"<rubric>", "Rice number 3 at dawn"} & {*special}
-
-
-def test_chat_template_marks_turns_and_the_end() -> None:
     messages = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}]
     assert TOKENIZER.apply_chat_template(messages, tokenize=False) == "<|user|>ask<|assistant|>say<|end|>"
     asked = TOKENIZER.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)

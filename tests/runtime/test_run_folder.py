@@ -137,7 +137,7 @@ def test_rewind_drops_later_records_and_a_truncated_line(tmp_path: Path) -> None
     assert run.metrics.read_text() == "\n".join(lines[1:3]) + "\n"
 
 
-def test_best_step_is_the_latest_with_top_validation_accuracy(tmp_path: Path) -> None:
+def test_best_step_and_findings_are_the_last_ones(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for name, accuracies in (("test", (0.1, 0.2, 0.3, 0.99)), ("validation", (0.5, 0.9, 0.9, 0.8))):
         assert carb.best_step(run) is None
@@ -146,15 +146,12 @@ def test_best_step_is_the_latest_with_top_validation_accuracy(tmp_path: Path) ->
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"step": step, "accuracy": accuracy}))
     assert carb.best_step(run) == 20
-
-
-def test_findings_is_the_last_measurement_or_the_run_summary(tmp_path: Path) -> None:
-    """The last measurement of a training; of what also measures in between, its own summary."""
-    run = RunFolder(tmp_path)
+    # The last measurement of a training; of what also measures in between, its own summary.
+    run = RunFolder(tmp_path / "other")
     found = [run.evaluation(TEST, step) for step in (2, 10)]
-    found += [tmp_path / f"{name}.json" for name in ("yield", "leaderboard", "scpo", "sweep")]
+    found += [run.path / f"{name}.json" for name in ("yield", "leaderboard", "scpo", "sweep")]
     for path in found:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         assert run.findings == path
 

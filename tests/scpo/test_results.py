@@ -86,11 +86,17 @@ def test_seed_spread_is_the_stdev_of_means_over_countries() -> None:
     assert mean(of_one_seed)["seeds"] == {"n": 1, "overall": None, "minority": None}
 
 
-def test_ties_count_as_wrong_with_zero_tie_credit() -> None:
+def test_ties_and_countries_without_kept_pairs_gain_nothing() -> None:
     found = summarise(held_out(tie=0.0), scores(BEFORE), RESULTS)
     assert figures(row(found, "CL")["overall"]) == pytest.approx((3, 2 / 3, 2 / 3 - 1 / 3))
     assert figures(row(found, "TH")["others"]) == pytest.approx((3, 1 / 3, 0))
     assert row(found, "CL", "global")["minority"]["accuracy"] == 0
+    results = [
+        variant_result(country, 0, BEFORE, available=0, kept=0, steps=0, weights=(0, 0, 0)) for country in ("CL", "TH")
+    ]
+    found = summarise(held_out(), scores(BEFORE), results)
+    assert mean(found)["training"] == {"pairs": 0, "kept": 0, "steps": 0, "weights": [0, 0, 0]}
+    assert mean(found)["overall"]["gain"]["mean"] == 0
 
 
 def test_training_figures_are_aggregated_over_countries() -> None:
@@ -101,15 +107,6 @@ def test_training_figures_are_aggregated_over_countries() -> None:
     found = summarise(held_out(), scores(BEFORE), results)
     assert mean(found)["training"] == {"pairs": 20, "kept": 10 / 40, "steps": 3, "weights": [1, 3, 6]}
     assert row(found, "TH")["training"] == {"pairs": 30, "kept": 5 / 30, "steps": 2, "weights": [0, 1, 4]}
-
-
-def test_summary_handles_countries_with_no_kept_pairs() -> None:
-    results = [
-        variant_result(country, 0, BEFORE, available=0, kept=0, steps=0, weights=(0, 0, 0)) for country in ("CL", "TH")
-    ]
-    found = summarise(held_out(), scores(BEFORE), results)
-    assert mean(found)["training"] == {"pairs": 0, "kept": 0, "steps": 0, "weights": [0, 0, 0]}
-    assert mean(found)["overall"]["gain"]["mean"] == 0
 
 
 def test_fewer_pair_trainings_get_own_rows_and_do_not_count_as_helped() -> None:
@@ -204,7 +201,7 @@ def test_pairs_of_one_person_form_one_cluster_across_models() -> None:
     assert others["ci95"] == pytest.approx(overall["ci95"])
 
 
-def test_intervals_of_few_people_stay_within_valid_range() -> None:
+def test_figures_are_in_range_and_independent_of_order() -> None:
     found = summarise(
         held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 9), "TH": (5, 1)})
     )
@@ -214,9 +211,6 @@ def test_intervals_of_few_people_stay_within_valid_range() -> None:
             assert -1 <= low <= record[name]["gain"]["mean"] <= high <= 1
         low, high = record["distance"]["ci95"]
         assert 0 <= low <= record["distance"]["mean"] <= high <= 1
-
-
-def test_summary_is_independent_of_pair_and_result_order() -> None:
     assert summarise(held_out(items=ITEMS[::-1]), scores(BEFORE), RESULTS[::-1]) == FOUND
 
 
@@ -260,9 +254,6 @@ def test_distance_baseline_is_the_mean_of_the_other_countries() -> None:
     # Each country's only other has what it has of the second question, and (1, 0) against (1/2, 1/2) of the first.
     assert found["others_distance"]["mean"] == pytest.approx(js_distance((1, 0), (0.5, 0.5)) / 2)
     assert found["others_distance"]["n"] == 4
-
-
-def test_without_a_survey_there_are_no_distances() -> None:
     assert mean(FOUND)["distance"]["n"] == FOUND["others_distance"]["n"] == 0
 
 
@@ -285,12 +276,9 @@ def test_result_round_trips_exactly(tmp_path_factory: pytest.TempPathFactory, sc
     assert read_result(folder) == result
 
 
-def test_variant_spec_names_include_country_pairs_and_seed() -> None:
+def test_variant_is_named_by_its_spec_and_read_with_its_record(tmp_path: Path) -> None:
     assert VariantSpec(country="TH", variant="scpo", seed=0).name == "TH/scpo-seed-0"
     assert VariantSpec(country="TH", variant="full", seed=2, num_pairs=100).name == "TH/full-100-seed-2"
-
-
-def test_result_without_a_record_is_not_read(tmp_path: Path) -> None:
     assert read_result(tmp_path / "nowhere") is None
     write_result(tmp_path, RESULT)
     (tmp_path / "result.json").unlink()  # as where a process is killed between the two files

@@ -85,7 +85,7 @@ def scores(rm: ScalarRM, folder: Path, items: Sequence[Item] = ITEMS) -> Scores:
     return score_responses(rm, response_requests(items), folder, no_progress)
 
 
-def test_response_shared_by_several_pairs_is_scored_once(rm: ScalarRM, tmp_path: Path) -> None:
+def test_response_shared_by_pairs_and_a_survey_is_scored_once(rm: ScalarRM, tmp_path: Path) -> None:
     with recorded_batches(rm) as batches:
         found = scores(rm, tmp_path)
     assert found.keys() == KEYS
@@ -94,16 +94,13 @@ def test_response_shared_by_several_pairs_is_scored_once(rm: ScalarRM, tmp_path:
     for item in ITEMS:
         known = [found[content_key(item.prompt, response)] for response in item.responses]
         assert known == pytest.approx(one_by_one[item.id], abs=1e-5)
-
-
-def test_survey_answer_that_is_also_in_a_pair_is_requested_once() -> None:
     asked = OpinionQuestion("q", ITEMS[0].prompt, (ITEMS[0].responses[0], "Never"), {"CL": (0.5, 0.5)}, "WVS")
     requests = response_requests(ITEMS, [asked])
     assert {by_response(request) for request in requests} == KEYS | {content_key(ITEMS[0].prompt, "Never")}
     assert len(requests) == 33
 
 
-def test_batches_group_responses_of_similar_length(rm: ScalarRM, tmp_path: Path) -> None:
+def test_batches_group_responses_by_prompt_or_length(rm: ScalarRM, tmp_path: Path) -> None:
     lengths = {len(row["input_ids"]) for row in rm.rows(response_requests(ITEMS))}
     assert len(lengths) > 3
     with recorded_batches(rm) as batches:
@@ -112,11 +109,8 @@ def test_batches_group_responses_of_similar_length(rm: ScalarRM, tmp_path: Path)
     widths = [len(rows[0]) for rows in batches]
     assert widths == sorted(widths, reverse=True)  # the longest first
     assert widths[-1] < widths[0]
-
-
-def test_batches_group_responses_by_prompt(rm: ScalarRM, tmp_path: Path) -> None:
     with recorded_batches(rm) as batches:
-        scores(rm, tmp_path)
+        scores(rm, tmp_path / "by prompt")
     requests = response_requests(ITEMS)
     prompts = {tuple(row["input_ids"]): r.item.prompt for r, row in zip(requests, rm.rows(requests), strict=True)}
     assert [len(rows) for rows in batches] == [4] * 8
@@ -214,10 +208,6 @@ def test_distance_compares_score_softmax_with_answer_shares() -> None:
     found = opinion_distances([asked], "CL", answer_scores(asked, Yes=0.0, No=1.0, Never=2.0))
     assert found == {0: pytest.approx(js_distance((0.625, 0.25, 0.125), softmax), abs=1e-12)}
     assert found[0] == pytest.approx(0.555436427398, abs=1e-12)  # by hand, from logarithms to the base 2
-
-
-def test_distance_is_zero_for_matching_scores_at_any_offset() -> None:
-    asked = question()
     for zero in (0.0, -1e4, 1e4):
         scores = answer_scores(asked, Yes=zero + math.log(5), No=zero + math.log(2), Never=zero)
         scores[content_key(asked.question, "Don't know")] = 9e9  # what is no answer counts nothing

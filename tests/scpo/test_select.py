@@ -41,9 +41,12 @@ def mode(name: str) -> ModeSection:
 # --- the formulas, against 20 pairs that were computed from them in 50 digits ---
 
 
-def test_recipe_uses_the_threshold_and_temperature_of_the_paper() -> None:
+def test_threshold_and_temperature_are_those_of_the_paper_or_configured() -> None:
     scpo = config().scpo
     assert (scpo.filter_threshold, scpo.weight_temperature) == (GOLDEN["tau"], GOLDEN["beta"]) == (0.7, 1.1)
+    scpo = config("scpo.filter_threshold=0.5", "scpo.weight_temperature=2.2").scpo
+    expected = {3: math.exp(-0.5), 4: math.exp(-1)}
+    assert select_pairs(REFERENCES, "scpo", scpo, mode("corrected")) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["corrected", "as_released"])
@@ -113,12 +116,6 @@ def test_exponential_overflow_drops_pairs_only_in_released_mode(
 def test_variant_selects_the_expected_pairs_and_weights(variant: Any, expected: dict[int, float]) -> None:
     assert select_pairs(REFERENCES, variant, config().scpo, mode("corrected")) == pytest.approx(expected, rel=1e-6)
     assert select_pairs([], variant, config().scpo, mode("corrected")) == {}
-
-
-def test_tau_and_beta_come_from_the_configuration() -> None:
-    scpo = config("scpo.filter_threshold=0.5", "scpo.weight_temperature=2.2").scpo
-    expected = {3: math.exp(-0.5), 4: math.exp(-1)}
-    assert select_pairs(REFERENCES, "scpo", scpo, mode("corrected")) == pytest.approx(expected)
 
 
 def test_minority_is_filtered_pairs_or_as_released_disagreed_pairs() -> None:

@@ -50,10 +50,14 @@ def _until(pattern: str, folder: Path, count: int, sweeping: subprocess.Popen[st
 # --- before anything starts ---
 
 
-def test_no_job_starts_if_one_combination_is_invalid(tmp_path: Path) -> None:
+def test_nothing_starts_of_an_invalid_or_stopped_sweep(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 of 2 combinations are invalid"):
         sweep(QUICKSTART, ["grpo.beta=0.1,-1", f"run.dir={tmp_path}", "run.name=mine"])
     assert not list(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / STOP).touch()
+    run_job(tmp_path / "mine")
+    assert not (tmp_path / "mine" / STATUS).exists()
 
 
 def test_plan_lists_jobs_with_their_overrides(tmp_path: Path) -> None:
@@ -64,13 +68,6 @@ def test_plan_lists_jobs_with_their_overrides(tmp_path: Path) -> None:
     ]
     assert planned[0][0].startswith("seed-1_variant-without_gain-")
     assert not list(tmp_path.iterdir())
-
-
-def test_waiting_job_does_not_start_after_the_sweep_stops(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / STOP).touch()
-    run_job(tmp_path / "mine")
-    assert not (tmp_path / "mine" / STATUS).exists()
 
 
 def test_sweep_option_without_the_flag_exits_2_with_a_hint(

@@ -28,18 +28,11 @@ from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.types import Criterion, Item, Judgement, Rubric, ThinkAsLocalsError
 
 TINY = [
-    "data.groups=[idiom_heavy_rain,gift_taboo]",
-    "data.sets_per_group=4",
-    "model.scratch.hidden_size=32",
-    "model.scratch.intermediate_size=32",
-    "model.scratch.num_hidden_layers=1",
-    "model.scratch.num_attention_heads=2",
-    "model.scratch.num_key_value_heads=1",
-    "grpo.max_steps=2",
-    "grpo.per_device_train_batch_size=4",
-    "grpo.max_completion_length=6",
-    "grpo.num_generations=4",
-    "run.name=tiny",
+    *("data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=4"),
+    *("model.scratch.hidden_size=32", "model.scratch.intermediate_size=32", "model.scratch.num_hidden_layers=1"),
+    *("model.scratch.num_attention_heads=2", "model.scratch.num_key_value_heads=1"),
+    *("grpo.max_steps=2", "grpo.per_device_train_batch_size=4", "grpo.max_completion_length=6"),
+    *("grpo.num_generations=4", "run.name=tiny"),
 ]
 
 

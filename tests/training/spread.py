@@ -43,14 +43,8 @@ from think_as_locals.training.rollouts import ColocatedGeneration
 GLOBAL_BATCH = 8
 SLOW_SERVER = ["rollout=vllm_server", "rollout.timeout_s=4000.0"]
 STEPS = [
-    "grpo.max_steps=6",
-    "grpo.num_iterations=2",
-    "grpo.gradient_accumulation_steps=2",
-    "grpo.learning_rate=0.01",
-    "grpo.warmup_steps=2",
-    "grpo.beta=0.05",
-    "grpo.loss_type=dapo",
-    "grpo.gradient_checkpointing=true",
+    *("grpo.max_steps=6", "grpo.num_iterations=2", "grpo.gradient_accumulation_steps=2", "grpo.learning_rate=0.01"),
+    *("grpo.warmup_steps=2", "grpo.beta=0.05", "grpo.loss_type=dapo", "grpo.gradient_checkpointing=true"),
 ]
 LORA = ["lora=rank16", "lora.r=4"]
 ROW_BY_ROW = ["grpo.max_tokens_per_micro_batch=1"]

@@ -80,10 +80,16 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(
         checkpoints.latest()
 
 
-def test_checkpoint_of_a_step_is_replaced(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_checkpoint_replaces_that_of_its_step_and_what_a_kill_left(checkpoints: Checkpoints, tmp_path: Path) -> None:
     commit(checkpoints, 1, 2, 2)
     assert checkpoints.latest() == tmp_path / "step-2"
     assert names(tmp_path) == ["step-1", "step-2"]
+    commit(checkpoints, 1)
+    _write(tmp_path / "checkpoint-2", 2)
+    _write(tmp_path / ".step-1", 1)
+    assert checkpoints.latest() == tmp_path / "step-1"
+    commit(checkpoints, 3)
+    assert names(tmp_path) == ["step-1", "step-3"]
 
 
 @pytest.mark.parametrize(
@@ -118,15 +124,6 @@ def test_failed_write_keeps_old_checkpoint_and_names_the_remedy(tmp_path: Path) 
     )
     assert names(tmp_path) == ["step-1"]
     assert checkpoints.latest() == tmp_path / "step-1"
-
-
-def test_leftovers_of_a_killed_process_are_removed_on_next_commit(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    commit(checkpoints, 1)
-    _write(tmp_path / "checkpoint-2", 2)
-    _write(tmp_path / ".step-1", 1)
-    assert checkpoints.latest() == tmp_path / "step-1"
-    commit(checkpoints, 3)
-    assert names(tmp_path) == ["step-1", "step-3"]
 
 
 def test_checkpoint_of_another_launch_kind_is_rejected(checkpoints: Checkpoints) -> None:

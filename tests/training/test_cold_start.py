@@ -35,11 +35,19 @@ def _beliefs(analysis: str) -> list[tuple[str, str]]:
     return [(line.rsplit("? ", 1)[1].split(": ")[0], line.rsplit(": ", 1)[1]) for line in analysis.strip().split("\n")]
 
 
-def test_unbiased_demonstrations_are_always_correct() -> None:
+def test_demonstrations_are_right_and_consistent_with_their_analysis() -> None:
     for made in demonstrate(ITEMS, 200, UNBIASED, seed=0):
         judgement = parse(made.completion, 4)
         assert judgement.issues == ()
         assert judgement.verdict == shuffle_responses(made.item, 0).best
+    for made in demonstrate(ITEMS, 300, HALF_BIASED, seed=1):
+        judgement = parse(made.completion, 4)
+        assert judgement.issues == ()
+        beliefs = _beliefs(judgement.analysis or "")
+        asked = culture_name(made.item.culture)
+        assert [(belief == asked) for belief, _ in beliefs] == [fits == "yes" for _, fits in beliefs]
+        fitting = [i for i, (_, fits) in enumerate(beliefs) if fits == "yes"]
+        assert not fitting or judgement.verdict in fitting
 
 
 PAIRS = [make_item(id=str(i), prompt=f"{i}?", responses=("worse", "right"), best=1, culture=None) for i in range(6)]
@@ -69,17 +77,6 @@ def test_demonstrations_follow_the_prompt_format(prompt: str) -> None:
         assert (judgement.issues, judgement.verdict) == ((), written.verdict)
         assert (str(written.analysis).strip() in made.completion) == (prompt != "verdict_only")
         assert (made.item, made.presented) == (ours.item, ours.presented)
-
-
-def test_verdict_is_consistent_with_the_analysis() -> None:
-    for made in demonstrate(ITEMS, 300, HALF_BIASED, seed=1):
-        judgement = parse(made.completion, 4)
-        assert judgement.issues == ()
-        beliefs = _beliefs(judgement.analysis or "")
-        asked = culture_name(made.item.culture)
-        assert [(belief == asked) for belief, _ in beliefs] == [fits == "yes" for _, fits in beliefs]
-        fitting = [i for i, (_, fits) in enumerate(beliefs) if fits == "yes"]
-        assert not fitting or judgement.verdict in fitting
 
 
 def test_half_of_each_group_is_biased_at_the_configured_rates() -> None:

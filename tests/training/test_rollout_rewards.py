@@ -97,14 +97,11 @@ def test_components_match_the_pure_functions(make: Make) -> None:
     assert values == {"correctness": [score(parse(write(RUBRIC, "weighed", 2), 4), ITEM).parts["correctness"]]}
 
 
-def test_share_of_verdicts_per_label_is_logged(make: Make) -> None:
+def test_shares_of_labels_and_recurring_analyses_are_logged(make: Make) -> None:
     _, logged = _score(make(), [*map(_verdict, (0, 0, 0, 2)), NONSENSE])
     assert [logged[f"position/{label}"] for label in "ABCD"] == [0.75, 0.0, 0.25, 0.0]
     assert "position/E" not in logged
     assert "consistent_accuracy" not in logged
-
-
-def test_share_of_analyses_that_recur_across_questions_is_logged(make: Make) -> None:
     presented = shuffle_responses(ITEM)
     other = replace(presented, prompt="Another question?")
     texts = [_ids(write(RUBRIC, said, 0)) for said in ("A: fits.", "A fits!", "A: fits.", "B: fits.")]
@@ -309,16 +306,13 @@ def test_repeated_parse_failures_warn_with_likely_causes(
         ]
 
 
-def test_parsed_batch_resets_the_parse_failure_count(make: Make) -> None:
+def test_parse_failures_in_a_row_end_the_run_if_configured_to_stop(make: Make) -> None:
     rewards = make("reward.parse_failure_batches=2")
     with warnings.catch_warnings():
         warnings.simplefilter("error", TrainingWarning)
         for _ in range(3):
             _score(rewards, [NONSENSE])
             _score(rewards, [_verdict(0)])
-
-
-def test_parse_failures_end_the_run_if_configured_to_stop(make: Make) -> None:
     rewards = make("reward.parse_failure_batches=2", "reward.on_parse_failure=stop")
     _score(rewards, [NONSENSE])
     with pytest.raises(TrainingError, match=r"Likely causes: .* To continue anyway: reward\.on_parse_failure=warn\.$"):

@@ -205,7 +205,7 @@ def test_zero_advantage_rollouts_are_skipped_with_equal_gradients(
     assert trainer.num_updated_tokens - before == passes[-1]
 
 
-def test_gradient_is_zero_if_no_rollout_has_an_advantage(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_is_zero_without_advantages_or_unmasked_tokens(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
     loss_and_gradient(trainer, batch())
     passes = _record_passes(trainer, monkeypatch)
@@ -214,6 +214,14 @@ def test_gradient_is_zero_if_no_rollout_has_an_advantage(make: Make, monkeypatch
     assert not gradient.any()
     assert len(gradient) == sum(p.numel() for p in trainer.model.parameters())  # other ranks wait for every one
     assert passes == [42, 1]  # the first without gradients, for the entropy
+    trainer = make(entropy_coef=0.01)
+    masked = batch() | {"completion_mask": torch.zeros(2 * G, 6, dtype=torch.long)}
+    expected_loss, _ = trl_loss_and_gradient(trainer, masked)
+    loss, gradient = loss_and_gradient(trainer, masked)
+    assert loss == expected_loss == 0
+    assert not gradient.any()
+    loss_and_gradient(trainer, batch())  # the comparison waits for something to compare
+    assert trainer._checked
 
 
 @pytest.mark.parametrize("arguments", [{"beta": 0.1}, {"top_entropy_quantile": 0.5}, {"entropy_coef": 0.01}])
@@ -340,7 +348,7 @@ def _sampled(prompts: list[str]) -> tuple[Any, ...]:
     return rows, completions, None, ["text"] * 2 * G, sampled, {}, None, None
 
 
-def test_dropout_warns_once_that_prefixes_are_not_shared(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropout_is_a_reason_not_to_share_and_said_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "think_as_locals"):
         trainer = make(model_attention_dropout=0.1)
         loss_and_gradient(trainer, batch())
@@ -348,6 +356,8 @@ def test_dropout_warns_once_that_prefixes_are_not_shared(make: Make, caplog: pyt
     messages = [record.message for record in caplog.records if "not shared" in record.message]
     assert ["dropout (0.1)" in message for message in messages] == [True]
     assert make(model_attention_dropout=0.1, disable_dropout=True).unshared_reason is None
+    trainer = make(lora=True, adapter_dropout=0.1)
+    assert trainer.unshared_reason == "dropout (0.1) would be the same for all rows of a prompt"
 
 
 def test_model_that_misreads_packed_rows_falls_back_to_trl(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,17 +403,6 @@ def test_half_precision_noise_is_tolerated_but_wrong_positions_are_not(
     assert "differ by" in str(trainer.unshared_reason)
 
 
-def test_fully_masked_completions_give_zero_loss_and_gradient(make: Make) -> None:
-    trainer = make(entropy_coef=0.01)
-    masked = batch() | {"completion_mask": torch.zeros(2 * G, 6, dtype=torch.long)}
-    expected_loss, _ = trl_loss_and_gradient(trainer, masked)
-    loss, gradient = loss_and_gradient(trainer, masked)
-    assert loss == expected_loss == 0
-    assert not gradient.any()
-    loss_and_gradient(trainer, batch())  # the comparison waits for something to compare
-    assert trainer._checked
-
-
 def _record_passes(trainer: SharedPrefixTrainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Token counts of the packed passes from now on."""
     passes: list[int] = []
@@ -435,8 +434,3 @@ def packed(trainer: SharedPrefixTrainer, rows: dict[str, Any]) -> Tensor:
     ids, mask = (torch.cat([rows[f"prompt_{name}"], rows[f"completion_{name}"]], 1) for name in ("ids", "mask"))
     with torch.no_grad():
         return trainer._packed_log_probs(trainer.model, ids, mask, 6, [True] * len(ids))[0]
-
-
-def test_prompts_are_not_shared_if_an_adapter_drops_out(make: Make) -> None:
-    trainer = make(lora=True, adapter_dropout=0.1)
-    assert trainer.unshared_reason == "dropout (0.1) would be the same for all rows of a prompt"

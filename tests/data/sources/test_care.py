@@ -38,24 +38,18 @@ def test_responses_with_different_ratings_become_pairs() -> None:
     assert all(outcome.imported for outcome in outcomes)
     item = items_of(outcomes)[0]
     assert (item.language, item.culture, item.domain, item.best) == ("zh", "CN", "social norms", 0)
-
-
-def test_rows_of_a_question_need_not_be_adjacent() -> None:
     rows = [rated(1, "a", 3), rated(2, "x", 5, JAPANESE), rated(3, "b", 4), rated(4, "y", 6, JAPANESE)]
     outcomes, pairs = read(*rows)
     assert pairs == [("b", "a"), ("y", "x")]
     assert {item.language for item in items_of(outcomes)} == {"zh", "ja"}
 
 
-def test_first_release_with_other_fields_and_text_ratings_is_read() -> None:
+def test_first_release_and_several_files_are_read() -> None:
     names = {"rating": "7", "culture_type": "Literacy", "associated_culture": "Native (Arab)"}
     old = {"question": "ما هو؟", "response": "أ", **names}
     rows = [a_row(old, 1), a_row(old | {"response": "ب", "rating": "2"}, 2)]
     (item,) = items_of(read(*rows)[0])
     assert (item.responses, item.language, item.culture, item.domain) == (("أ", "ب"), "ar", "Arab", "literacy")
-
-
-def test_pairs_from_two_files_have_unique_ids() -> None:
     places = [("a.jsonl", 1, 9), ("a.jsonl", 2, 2), ("b.jsonl", 1, 3), ("b.jsonl", 2, 4)]
     rows = [Row(file, n, rated(n, f"{file} {n}", rating).value, "") for file, n, rating in places]
     assert len({item.id for item in items_of(read(*rows)[0])}) == 6

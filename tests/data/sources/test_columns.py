@@ -67,6 +67,7 @@ def outcome(folder: Path, name: str, changes: dict[str, Any], *overrides: str) -
         *(("ab", {"response_a": None, "response_c": "Why?", "winner": x},
            {"responses": ("No idea.", "Why?"), "best": 0}) for x in ("B", "response_b", "answer_2")),
         ("include", {"option_a": None}, {"responses": ("b", "c", "d"), "best": 1}),
+        ("include", {"option_d": "b", "answer": 0}, {"responses": ("a", "b", "c"), "best": 0}),  # wrong ones are one
         ("rows", {"prompt": json.dumps(TURNS[:1], indent=1)}, {"prompt": "Hi"}),
         ("m_rewardbench", {}, {"id": "m_rewardbench/zh/Chat Hard/alpacaeval-easy/12", "group": "alpacaeval-easy/12"}),
         ("m_rewardbench", {"language": "deu_Latn"}, {"group": "alpacaeval-easy/12", "language": "de", "culture": None}),
@@ -314,11 +315,6 @@ def test_text_parts_are_joined(tmp_path: Path) -> None:
     row = {"prompt": [{"type": "text", "text": "Br"}, {"type": "text", "text": "eakfast?"}], "chosen": parts}
     (item,) = outcome(tmp_path, "rows", row | {"rejected": [{"type": "text", "text": "Toast."}]}).items
     assert (item.prompt, item.responses) == ("Breakfast?", ("Rice.", "Toast."))
-
-
-def test_equal_wrong_responses_are_one(tmp_path: Path) -> None:
-    (item,) = outcome(tmp_path, "include", INCLUDE | {"option_d": INCLUDE["option_b"], "answer": 0}).items
-    assert (item.responses, item.best) == (("a", "b", "c"), 0)
 
 
 @pytest.mark.parametrize(

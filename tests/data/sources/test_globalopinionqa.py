@@ -75,24 +75,23 @@ def test_questions_are_read_from_every_encoding_and_file_type(tmp_path: Path, ki
     assert first.id != second.id
 
 
-def test_rounded_shares_are_normalised_to_sum_to_1(tmp_path: Path) -> None:
+def test_shares_are_normalised_and_those_of_equal_options_summed(tmp_path: Path) -> None:
     (found,) = read_all(tmp_path, row(selections={"Chile": [0.33, 0.33, 0.33], "Peru": [0.34, 0.34, 0.34]}))
     assert found.shares["CL"] == found.shares["PE"] == pytest.approx([1 / 3] * 3, abs=1e-15)
-
-
-def test_numeric_scale_points_are_options() -> None:
-    options = ["Not at all", 2, 3.5, "DK/Refused"]
-    outcome = read_row(published(row(options=options, selections={"Chile": [0.1, 0.2, 0.5, 0.2]})))
-    assert {item.responses for item in outcome.items} == {("2", "Not at all"), ("3.5", "Not at all"), ("3.5", "2")}
-
-
-def test_options_with_equal_text_are_merged_and_their_shares_summed(tmp_path: Path) -> None:
     shares = {"Chile": [0.25, 0.375, 0.375], "Thailand": [0.5, 0.25, 0.25]}
     twice = row(options=["Yes", "No", "Yes"], selections=shares)
     items = read_row(twice).items
     assert [(item.culture, item.responses) for item in items] == [("CL", ("Yes", "No")), ("TH", ("Yes", "No"))]
     (found,) = read_questions(str(write(tmp_path / "r.jsonl", [twice])))
     assert (found.options, found.shares) == (("Yes", "No"), {"CL": (0.625, 0.375), "TH": (0.75, 0.25)})
+
+
+def test_options_may_be_numbers_and_countries_have_codes() -> None:
+    options = ["Not at all", 2, 3.5, "DK/Refused"]
+    outcome = read_row(published(row(options=options, selections={"Chile": [0.1, 0.2, 0.5, 0.2]})))
+    assert {item.responses for item in outcome.items} == {("2", "Not at all"), ("3.5", "Not at all"), ("3.5", "2")}
+    outcome = read_row(row(selections={name: [0.5, 0.2, 0.3] for name in COUNTRIES}))
+    assert ([item.culture for item in outcome.items], outcome.faults) == ([*COUNTRIES.values()], ())
 
 
 # --- samples ---
@@ -102,11 +101,6 @@ COUNTRIES = (
     | {"Hong Kong SAR": "HK", "Macau SAR": "MO", "Bosnia Herzegovina": "BA", "Ivory Coast": "CI", "Puerto Rico": "PR"}
     | {"Myanmar (Burma)": "MM", "India (Current national sample)": "IN", "Chile (Old national sample)": "CL"}
 )
-
-
-def test_survey_country_names_map_to_codes() -> None:
-    outcome = read_row(row(selections={name: [0.5, 0.2, 0.3] for name in COUNTRIES}))
-    assert ([item.culture for item in outcome.items], outcome.faults) == ([*COUNTRIES.values()], ())
 
 
 @pytest.mark.parametrize(
@@ -190,16 +184,16 @@ def test_row_gives_one_item_per_country_with_unique_ids() -> None:
     assert len({item.id for item in (*outcome.items, *other.items)}) == 6
 
 
-def test_share_gap_tolerates_rounding_and_excludes_equal_shares() -> None:
+def test_pairs_need_a_gap_between_shares_of_answers() -> None:
     assert len(option_pairs(question(("a", "b"), CL=(0.6, 0.4)), "CL", 0.2)) == 1  # 0.6 - 0.4 < 0.2 in floating point
     assert option_pairs(question(("a", "b"), CL=(0.5, 0.5)), "CL", 0.0) == []
     assert option_pairs(question(("a", "b"), CL=(0.5, 0.5)), "CL", None) == []
     assert option_pairs(question(("a", "b"), CL=(0.9, 0.1)), "a country that was not asked", 0.1) == []
-
-
-def test_non_answers_are_excluded_from_pairs() -> None:
     asked = question(("DK/Refused", "Yes", "No"), CL=(0.5, 0.3, 0.2))
     assert [item.responses for item in option_pairs(asked, "CL", 0.05)] == [("Yes", "No")]
+    for options, expected in ((NON_ANSWERS, False), (ALSO_ANSWERS, True)):
+        texts = [text.strip() for text in options.replace("\n", "|").split("|") if text.strip()]
+        assert {text: is_answer(text) for text in texts} == dict.fromkeys(texts, expected)
 
 
 NON_ANSWERS = """
@@ -215,12 +209,6 @@ No religion | Missing persons | Opportunities are missing | Missing my family; b
 Not at all / never | Refused to pay | No opinion counts | Both/DK | Depends; don't know enough | Available | Asked | -1
 Nothing or refused entry
 """
-
-
-def test_non_answers_are_told_from_answers_with_their_words() -> None:
-    for options, expected in ((NON_ANSWERS, False), (ALSO_ANSWERS, True)):
-        texts = [text.strip() for text in options.replace("\n", "|").split("|") if text.strip()]
-        assert {text: is_answer(text) for text in texts} == dict.fromkeys(texts, expected)
 
 
 def test_repeated_country_is_left_out_of_the_later_row() -> None:
@@ -336,16 +324,13 @@ def test_reference_excludes_the_shares_of_the_country_itself() -> None:
         assert 1 / (1 + math.exp(found[pair.id][1] - found[pair.id][0])) == pytest.approx(best / (best + other))
 
 
-def test_option_unanswered_elsewhere_gets_the_least_share_and_a_single_country_none() -> None:
+def test_reference_is_of_a_questions_own_other_countries() -> None:
     asked = question(ANSWERS, CL=(0.9, 0.1, 0.0), TH=(0.0, 1.0, 0.0))
     alone = question(ANSWERS, "alone", CL=(0.6, 0.3, 0.1))
     pairs = [pair for each in (asked, alone) for pair in option_pairs(each, "CL", 0.5)]
     found = others_reference(pairs, [asked, alone])
     assert found[pairs[0].id] == (math.log(LEAST_SHARE), 0.0)
     assert {name.split("/")[1] for name in found} == {"q"}
-
-
-def test_equally_worded_questions_keep_separate_references() -> None:
     first = question(ANSWERS[:2], CL=(0.6, 0.4), TH=(0.1, 0.9))
     second = question(("Good", "Bad"), CL=(0.7, 0.3), TH=(0.2, 0.8))
     third = question(ANSWERS[:2], EG=(0.8, 0.2), JP=(0.5, 0.5))

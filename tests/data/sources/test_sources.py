@@ -24,12 +24,9 @@ from think_as_locals.types import DataSource
 GUIDE = (ROOT / "think_as_locals" / "data" / "sources" / "README.md").read_text(encoding="utf-8")
 
 
-def test_schema_and_conf_list_exactly_the_registered_sources() -> None:
+def test_schema_conf_and_guide_list_the_registered_sources() -> None:
     assert set(get_args(DataSource)) == set(SOURCES)
     assert set(SOURCES) <= {file.stem for file in (ROOT / "conf" / "data").glob("*.yaml")}
-
-
-def test_guide_lists_every_third_party_data_set() -> None:
     in_table = set(re.findall(r"^\| `(\w+)` \|", GUIDE, re.MULTILINE))
     assert in_table == {name for name, source in SOURCES.items() if source.outcomes} - {"blend", "jsonl"}
 
