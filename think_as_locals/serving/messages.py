@@ -61,7 +61,7 @@ class JudgeItem(Message):
     def _check_culture(cls, culture: str | None) -> str | None:
         named = culture and named_culture(culture)
         if named and (fault := culture_fault(named)):
-            raise ValueError(fault.removeprefix("expected "))
+            raise ValueError(fault)
         return named
 
     def item(self, default_id: str) -> Item:
