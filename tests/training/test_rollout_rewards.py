@@ -183,8 +183,12 @@ def test_rubrics_are_scored_once_per_batch(make: Make) -> None:
 
     full, cut = write(RUBRIC, "weighed", 0), write(RUBRIC, "weighed", 0).replace("There.", "Hence B.")
     completions = [NONSENSE, _ids(full), _ids(cut)]
-    values, _ = _score(make("reward=paper"), completions, score_gains=score_gains)
+    values, logged = _score(make("reward=paper"), completions, score_gains=score_gains)
     assert values["criteria_gain"] == [-1.0, 0.25, 0.5]
+    assert logged["criteria_gain_clipped"] == 0
+    narrow = make("reward=paper", "reward.criteria_gain.clip=[-0.3,0.3]")
+    assert _score(narrow, completions, score_gains=score_gains)[1]["criteria_gain_clipped"] == 0.5
+    del batches[1:]
     ((nothing, whole, part),) = batches
     assert (nothing.rubric, nothing.row, nothing.verdict) == (None, 0, shuffle_responses(ITEM).best)
     assert whole.rubric == full[: full.index("</rubric>") + len("</rubric>")]

@@ -143,6 +143,7 @@ _METRICS = {  # metric -> label and format
     "rewards/correctness/mean": ("correctness", "{:+.3f}"),
     "rewards/structure/mean": ("structure", "{:.3f}"),
     "rewards/criteria_gain/mean": ("criteria gain", "{:+.3f}"),
+    "criteria_gain_clipped": ("gains clipped", "{:.1%}"),
     "degenerate_reward_share": ("reward without judging", "{:.1%}"),
     "consistent_accuracy": ("both orders right", "{:.1%}"),
     "parse_failure": ("parse failures", "{:.1%}"),

@@ -89,6 +89,9 @@ class Rewards:
                 for example, ids, judgement in zip(examples, completion_ids, judgements, strict=True)
             ]
             gains = score_gains(queries)
+            low, high = self._evidence.gain_clip
+            clipped = [not low < with_rubric - alone < high for with_rubric, alone in filter(None, gains)]
+            log("criteria_gain_clipped", sum(clipped) / max(1, len(clipped)))  # a gain of all alike teaches nothing
         verdicts = [(j.verdict, j.verdict == i.best) for j, i in zip(judgements, items, strict=True)]
         all_verdicts: list[tuple[int | None, bool]] = gather_object(verdicts)
         partners = self._partners([right for _, right in all_verdicts], len(examples))
