@@ -90,7 +90,7 @@ class Rewards:
             ]
             gains = score_gains(queries)
             low, high = self._evidence.gain_clip
-            clipped = [not low < with_rubric - alone < high for with_rubric, alone in filter(None, gains)]
+            clipped = [not low < gain[0] - gain[1] < high for gain in gains if gain]
             log("criteria_gain_clipped", sum(clipped) / max(1, len(clipped)))  # a gain of all alike teaches nothing
         verdicts = [(j.verdict, j.verdict == i.best) for j, i in zip(judgements, items, strict=True)]
         all_verdicts: list[tuple[int | None, bool]] = gather_object(verdicts)
