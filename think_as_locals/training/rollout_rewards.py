@@ -51,7 +51,7 @@ class Rewards:
         own = load_custom_rewards(config.reward.own)
         self.own = {name: own[name] for name in self.weights if name in own}
         self.components = {name: COMPONENTS[name] for name in self.weights if name not in own}
-        low, high = config.reward.criteria_gain.clip
+        self._gain_clip = low, high = config.reward.criteria_gain.clip
         self._evidence = Evidence(
             gain_clip=(low, high),
             rubric_language=config.prompt.rubric_language,
@@ -89,7 +89,7 @@ class Rewards:
                 for example, ids, judgement in zip(examples, completion_ids, judgements, strict=True)
             ]
             gains = score_gains(queries)
-            low, high = self._evidence.gain_clip
+            low, high = self._gain_clip
             clipped = [not low < gain[0] - gain[1] < high for gain in gains if gain]
             log("criteria_gain_clipped", sum(clipped) / max(1, len(clipped)))  # a gain of all alike teaches nothing
         verdicts = [(j.verdict, j.verdict == i.best) for j, i in zip(judgements, items, strict=True)]
