@@ -132,7 +132,7 @@ def test_init_writes_the_names_of_columns_and_labels_into_the_recipe(tal: Tal) -
     ("row", "message"),
     [
         ({"a": "b"}, "no known data set has the columns a."),
-        ({"Question": "a?", "answer_1": "b", "answer_2": "c"}, "data=rows 'data.columns={prompt: NAME, "),
+        ({"Question": "a?", "answer_1": "b", "answer_2": "c"}, "Say which are what: 'data.columns={prompt: NAME, "),
         ({"prompt": " ", "chosen": "a", "rejected": "b"}, "no row can be imported"),
     ],
 )

@@ -36,7 +36,6 @@ from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import Splits, read
 from think_as_locals.data.sources.prism import released_test_people
 from think_as_locals.data.splits import split_people
-from think_as_locals.evaluation import journal
 from think_as_locals.evaluation.journal import content_key
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.training_items import item_hash, read_training_items
@@ -395,7 +394,6 @@ def test_interrupted_scoring_with_dropout_resumes_identically(tmp_path: Path, mo
         return score_responses(rm, requests, folder, scored)
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "_SHOW_EVERY", -1.0)  # progress is told of every answer
         patch.setattr(steering, "score_responses", cut_off)
         with pytest.raises(RunStoppedError, match=r"continue it with run\.name=run run\.resume=auto"):
             steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
