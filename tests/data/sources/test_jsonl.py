@@ -113,11 +113,18 @@ def test_read_skips_blank_lines_and_yields_rows_before_an_error(tmp_path: Path) 
         next(rows)
 
 
-def test_write_never_overwrites_an_existing_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [True, False])
+def test_write_never_overwrites_an_existing_file(tmp_path: Path, before: bool) -> None:
     path = tmp_path / "items.jsonl"
-    path.write_text("precious")
+
+    def slow() -> Iterator[Item]:
+        yield ITEM
+        path.write_text("precious")
+
+    if before:
+        path.write_text("precious")
     with pytest.raises(DataError, match="already exists"):
-        jsonl.write([ITEM], path)
+        jsonl.write([ITEM] if before else slow(), path)
     assert path.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [path]
 
