@@ -313,6 +313,13 @@ def test_long_fault_detail_is_shortened() -> None:
     assert Fault("not_json", "x" * 2000).detail == "x" * 500 + " ... (2,000 characters)"
 
 
+def test_control_characters_in_a_file_name_are_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[2J\nb.jsonl"
+    path.write_text("{")
+    (row,) = read_rows(str(path))
+    assert row.place == f"{tmp_path}/a\\x1b[2J\\nb.jsonl:1"
+
+
 def test_folder_is_rejected_only_if_all_files_are_empty(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt,chosen\n")
     (tmp_path / "b.jsonl").write_text("")
