@@ -16,14 +16,14 @@ from conftest import QUICK, ROOT, SMALL, launch
 pytestmark = pytest.mark.slow
 
 
-def test_runs_survive_four_kills_and_two_stops(tmp_path: Path, warm_python: str) -> None:
+def test_runs_survive_six_kills_and_two_stops(tmp_path: Path, warm_python: str) -> None:
     out = tmp_path / "soak.json"
     script = str(ROOT / "tests" / "benchmarks" / "soak.py")
-    words = ["--parts", "sigkill", "sigterm", "--kills", "4", "--stops", "2", "--out", str(out)]
+    words = ["--parts", "sigkill", "sigterm", "--kills", "6", "--stops", "2", "--out", str(out)]
     done = launch(warm_python, script, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     soaked = json.loads(out.read_text())
-    assert soaked["sigkill"]["kills"] == 4
+    assert soaked["sigkill"]["kills"] == 6
     assert soaked["sigkill"]["while_saving"] >= 1
     assert soaked["sigterm"]["stops"] >= 1
 
