@@ -88,8 +88,9 @@ open(os.environ["TAL_STOPPED"], "w").write(f"saved after {len(received)}\\n")
 """
 
 
-def test_node_script_waits_for_workers_to_save_if_slurm_signals_every_process(tmp_path: Path) -> None:
-    """As with proctrack/linuxproc; where the script alone gets it, see test_soak.py."""
+@pytest.mark.parametrize("proctrack", ["cgroup", "linuxproc"])
+def test_node_script_waits_for_workers_to_save_after_slurm_signal(tmp_path: Path, proctrack: str) -> None:
+    """cgroup: the task alone gets it, linuxproc: every process of the step."""
     launcher = tmp_path / "accelerate"
     launcher.write_text(
         f"#!{sys.executable}\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {WORKER!r}])\n"
@@ -102,7 +103,7 @@ def test_node_script_waits_for_workers_to_save_if_slurm_signals_every_process(tm
         assert script.stdout is not None
         assert script.stdout.readline() == "ready\n"
         tree = [script.pid]
-        for process in tree:
+        for process in tree if proctrack == "linuxproc" else ():
             tree += map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
         for process in tree:
             os.kill(process, signal.SIGUSR1)
