@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import command, launch
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load, read
@@ -25,8 +26,8 @@ from think_as_locals.types import DataError
 pytestmark = pytest.mark.slow
 
 MODEL = Path(sys.prefix) / "smollm2-135m"
-LONG, MIDDLE = ("The quick brown fox jumps over the lazy dog. " * times for times in (150, 40))
-CONVERSATIONS = [[{"role": "user", "content": f"{name}: {MIDDLE} What jumps?"}] for name in ("One", "Two", "Three")]
+LONG = "The quick brown fox jumps over the lazy dog. " * 150
+CONVERSATIONS = [[{"role": "user", "content": f"{name}: {LONG} What jumps?"}] for name in ("One", "Two", "Three")]
 SEEDED = Sampling(max_completion_length=6, temperature=1.0, seed=5)
 
 VLLM = """
@@ -36,9 +37,8 @@ from think_as_locals.engines.engine import sample_all
 from think_as_locals.engines.vllm_engine import VLLMEngine
 
 if __name__ == "__main__":
-    engine = VLLMEngine.load(str(MODEL), dtype="float32", template_kwargs={}, max_model_length=512,
-                             max_num_batched_tokens=512)
-    assert all(256 < len(prompt) < 500 for prompt in engine.chat.encode(CONVERSATIONS))
+    engine = VLLMEngine.load(str(MODEL), dtype="float32", template_kwargs={}, max_model_length=2048,
+                             max_num_batched_tokens=2048)
     found = [[rollout.text for rollout in sample_all(engine, CONVERSATIONS, SEEDED)] for _ in range(2)]
     json.dump(found, open(sys.argv[1], "w"))
     engine.close()
@@ -48,26 +48,26 @@ if __name__ == "__main__":
 def test_transformers_repeats_what_it_sampled_with_a_seed_after_long_prompts() -> None:
     engine = TransformersEngine.load(str(MODEL), dtype="auto", template_kwargs={}, batch_size=4)
     assert str(engine.model.dtype) == "torch.float32"  # the fast type on a CPU
-    conversation = [{"role": "user", "content": f"{LONG} What jumps?"}]
-    first, again = (sample_all(engine, [conversation], SEEDED) for _ in range(2))
+    first, again = (sample_all(engine, CONVERSATIONS[:1], SEEDED) for _ in range(2))
     assert first == again
     assert 1500 < first[0].prompt_tokens < 2000
 
 
-def test_vllm_samples_with_a_seed_where_prompts_exceed_its_token_budget(tmp_path: Path, warm_vllm: str) -> None:
+def test_vllm_samples_with_a_seed_where_prompts_exceed_its_token_budget(tmp_path: Path) -> None:
     """On a CPU it cannot prefill such a prompt in parts: its generators have no offset."""
     script = tmp_path / "sample.py"
     script.write_text(VLLM, encoding="utf-8")
-    environment = {"PYTHONPATH": str(Path(__file__).parent), "VLLM_CPU_KVCACHE_SPACE": "4"}
-    done = launch(warm_vllm, str(script), str(tmp_path / "found.json"), **environment)
-    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, str(script), str(tmp_path / "found.json")]
+    done = subprocess.run(command, env=environment, check=False)
+    assert done.returncode == 0
     first, again = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert first == again
     assert all(first)
 
 
 @pytest.fixture(scope="module")
-def pretrained_run(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> RunFolder:
+def pretrained_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of the recipe for a CPU that `tal init` writes, of a few steps."""
     folder = tmp_path_factory.mktemp("pretrained")
     with (folder / "my.csv").open("w", newline="", encoding="utf-8") as file:
@@ -75,13 +75,14 @@ def pretrained_run(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -
         rows.writerow(["ask", "good", "bad"])
         for number in range(8):
             rows.writerow([f"What is {number} and {number + 1} together?", str(2 * number + 1), "I do not know."])
-    tal = command("tal", warm_python)
+    tal = [sys.executable, "-m", "think_as_locals"]
     columns = "data.columns={prompt: ask, chosen: good, rejected: bad}"
-    assert launch(tal, "init", "mine", "--from", "my.csv", columns, cwd=folder).returncode == 0
+    subprocess.run([*tal, "init", "mine", "--from", "my.csv", columns], cwd=folder, check=True)
     small = ["sft.max_steps=2", "sft.per_device_train_batch_size=2", "sft.gradient_accumulation_steps=1"]
     small += ["grpo.max_steps=1", "grpo.per_device_train_batch_size=8", "grpo.max_completion_length=24"]
     small += ["eval.max_items=1", "data.validation_share=null", "lora=rank16", f"model.path={MODEL}"]
-    done = launch(tal, "run", "one_cpu.yaml", "run.name=first", *small, cwd=folder / "mine")
+    run = [*tal, "run", "one_cpu.yaml", "run.name=first", *small]
+    done = subprocess.run(run, cwd=folder / "mine", check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "not shared" not in done.stderr  # TRL's own log-probabilities of the first group are the packed ones
     return RunFolder(folder / "mine" / "runs" / "first")
