@@ -257,7 +257,7 @@ class RewardModelEvaluation:
             bootstrap_samples=config.eval.bootstrap_samples,
             protocol=protocol,
             training=trained_hashes(section),
-            faulty=self.data.faulty,
+            faulty=len(self.data.faulty),
         )
 
     def _probe(self, collector: AnswerCollector) -> None:

@@ -301,7 +301,7 @@ def evaluate_policy(
             bootstrap_samples=config.eval.bootstrap_samples,
             protocol=f"{each.protocol}, greedy, {orders}",
             training=hashes,
-            faulty=each.faulty,
+            faulty=len(each.faulty),
         )
         metrics |= carb.metrics(name, summary)
     for path in folder.journal("*").parent.glob(f"step-{step}.*"):  # of all ranks: the tables have these judgements

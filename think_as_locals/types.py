@@ -68,7 +68,10 @@ _LINE = 1_500  # characters of a message; ours, which list what is available, ha
 
 def shown(value: object) -> str:
     """Return the text of a value for a message: short, and encodable as UTF-8."""
-    return cut(_SHORT.repr(value).encode(errors="backslashreplace").decode(), _LONGEST)
+    try:
+        return cut(_SHORT.repr(value).encode(errors="backslashreplace").decode(), _LONGEST)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return f"a {type(value).__name__} too long to write"
 
 
 def cut(text: str, longest: int = _LONGEST) -> str:

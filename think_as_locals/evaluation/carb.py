@@ -109,13 +109,13 @@ def summarise(
     protocol: str = "listwise, greedy, one order for each item",
     training: frozenset[str] | None = None,
     queried: Sequence[Item] = (),
-    faulty: Sequence[str] = (),
+    faulty: int = 0,
 ) -> dict[str, Any]:
     """Return the contents of a CARB file: each accuracy with its n, interval and baselines.
 
     `training` has the hashes of the model's training items, if they are known. Items that were `queried` about and have
-    no judgement are too long and left out; those that count as wrong are among the judgements. `faulty` are the
-    rows of the data that were left out.
+    no judgement are too long and left out; those that count as wrong are among the judgements. `faulty` rows of
+    the data were left out.
     """
     items, group, rows = judged.items, judged.group, judged.rows
     drawn: dict[str, Any] = {"samples": bootstrap_samples, "seed": seed}
@@ -149,7 +149,7 @@ def summarise(
             label: measure(presented["item"].to_numpy()[part], presented["credit"].to_numpy()[part])
             for label, part in positions
         },
-        "faulty_rows": {"n": len(faulty)},
+        "faulty_rows": {"n": faulty},
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
         "flips": _flips(judged, credit, measure, drawn),
