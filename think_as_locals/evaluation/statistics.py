@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from scipy.special import ndtr, stdtr, stdtrit
 _MAX_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
 FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (evaluation/README.md)
 RESAMPLES = 2000  # of what compares runs, each of which may have its own `eval.bootstrap_samples`
+_MAX_CACHE_BYTES = 2**28  # bytes of draws
 _BLOCK = 2**20  # numbers of draws that are multiplied at once
 
 Values = Sequence[float] | NDArray[np.float64]
@@ -172,12 +173,8 @@ def cluster_bootstrap(
     )
     if (sizes > 0).sum(axis=0).min() == 1:
         return [None] * len(columns)
-    # The quantile of draws that stands for 2.5 % (Hesterberg 2015).
-    tail = float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
-    means = np.empty((len(columns), samples))
-    draws, step = _draws(groups, samples, seed), _BLOCK // groups
-    for rows in (slice(start, start + step) for start in range(0, samples, step)):
-        counts = draws[rows].astype(float)
+    means, tail = np.empty((len(columns), samples)), _expanded_tail(groups)
+    for rows, counts in _draws(groups, samples, seed):
         drawn = counts @ sizes
         divisor, present = np.maximum(drawn, 1), (drawn > 0).sum(axis=1)
         for of_column, mean in zip(sums, means, strict=True):
@@ -248,12 +245,33 @@ def _mean(values: Floats, cell: Codes) -> float:
     return float((np.bincount(cell, values) / np.bincount(cell)).mean())
 
 
-@lru_cache(maxsize=6)  # for other breakdowns, baselines and reward models with as many groups
-def _draws(groups: int, samples: int, seed: int) -> NDArray[np.uint8]:
-    """Return how often each resample has each group (samples, groups); the counts fit a byte."""
-    rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
-    sizes = [min(_BLOCK // groups, samples - start) for start in range(0, samples, _BLOCK // groups)]
-    return np.concatenate([rng.multinomial(groups, shares, size=size).astype(np.uint8) for size in sizes])
+def _expanded_tail(groups: int) -> float:
+    """Return the quantile of draws that stands for 2.5 %: Phi(t sqrt(G / (G - 1))), t at G - 1 (Hesterberg 2015)."""
+    return float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
+
+
+_draws_kept: dict[tuple[int, int, int], NDArray[np.uint8]] = {}  # the last used at the end
+_drawing = Lock()
+
+
+def _draws(groups: int, samples: int, seed: int) -> Iterator[tuple[slice, Floats]]:
+    """Yield blocks of resamples, and how often each resample has each group.
+
+    Draws are cached for other breakdowns, baselines and reward models with the same number of groups.
+    """
+    key, step = (groups, samples, seed), max(1, _BLOCK // groups)
+    blocks = [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
+    with _drawing:
+        counts = _draws_kept.pop(key, None)
+        if counts is None:
+            rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
+            counts = np.empty((samples, groups), np.uint8)  # counts fit a byte
+            for rows in blocks:
+                counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
+        _draws_kept[key] = counts
+        while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_CACHE_BYTES:
+            del _draws_kept[next(iter(_draws_kept))]
+    return ((rows, counts[rows].astype(float)) for rows in blocks)
 
 
 def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple[Floats, Codes, Codes]:
