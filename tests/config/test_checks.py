@@ -314,7 +314,7 @@ REFUSED: dict[Path, list[tuple[Given, str]]] = {
         (["data=mix", "data.mix.Mine=culture_cards"], "data.mix.Mine: got 'Mine'"),
         ([*MIX, "data.weights={cards: 2}"], "data.weights: got cards, expected one of each: cards, mine"),
         ([*MIX, "data.mix.mine.shuffle_labels=true"], "data.mix.mine.shuffle_labels: "),
-        ([*MIX, "data.split=group"], "data.split: no such key"),
+        ([*MIX, "data.split=group"], "data.split: no such key with data.source=mix"),
         ([*SETS, "eval.sets.carb.orders=3"], "eval.sets.carb.orders: got 3, expected at most 2"),
         (["eval.sets.test=culture_cards"], "eval.sets.test: "),
         ([*MIX, "eval.sets.cards=culture_cards"], "eval.sets.cards: "),

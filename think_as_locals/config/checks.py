@@ -102,14 +102,15 @@ def validate_as(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
 
 def _describe(fault: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Return one of pydantic's errors on one line, with the key and the nearest known one; a section's on several."""
-    keys, siblings, is_tagged = list[str](), set[str](), False
+    keys, siblings, is_tagged, of_kind = list[str](), set[str](), False, ""
     node: Any = values
     for part in fault["loc"]:
         inner = node if isinstance(node, Mapping) else {}
         if part == "[key]":  # of the name before it
             continue
-        if not is_tagged and part in (inner.get("source"), inner.get("kind")):  # the kind of a section, no key
-            is_tagged = True
+        tag = next((name for name in ("source", "kind") if inner.get(name) == part), None)
+        if tag and not is_tagged:  # the kind of a section, no key
+            is_tagged, of_kind = True, f" with {'.'.join([*keys, tag])}={part}"
             continue
         keys.append(cut(str(part), 100))
         node, siblings, is_tagged = inner.get(part), {cut(str(key), 100) for key in inner}, False
@@ -122,7 +123,7 @@ def _describe(fault: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         )
     if kind == "extra_forbidden":
         known = [".".join([*keys[:-1], name]) for name in siblings - {keys[-1]}]  # conf/ sets them all
-        return f"{place}: no such key{nearest(place, known)}"
+        return f"{place}: no such key{of_kind}{nearest(place, known)}"
     if kind == "missing":
         whole = f"{parent}: not all of its keys are set: choose an option of conf/ that sets them, or drop {parent}.*"
         return whole if parent else f"{place}: missing"
