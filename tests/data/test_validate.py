@@ -74,7 +74,7 @@ def test_validate_json_is_one_document_and_strict_stops_at_the_first_fault(plant
     assert found["faults"][0].startswith(f"{planted}:3: error: blank: ")
     status, output, _ = tal("data", "validate", str(planted), "--strict")
     assert status == 1
-    assert output.startswith(f"{planted}:3: error: blank: ")
+    assert output.startswith(f"read as data=carb\n{planted}:3: error: blank: ")
     assert f"{planted}:5:" not in output
 
 

@@ -74,15 +74,16 @@ def _validate(arguments: Namespace) -> None:
     from think_as_locals.data.validate import item_outcomes, show, validate
 
     if not arguments.overrides and are_edits(arguments.path):  # whether their items exist is checked when they are used
-        outcomes = edit_outcomes(arguments.path, None)
+        outcomes, read_as = edit_outcomes(arguments.path, None), "edits"
     else:
         config = recognised_config(arguments.path, arguments.overrides)
-        outcomes = item_outcomes(config.data, config.seed)
+        outcomes, read_as = item_outcomes(config.data, config.seed), f"data={config.data.source}"
     quarantine = Path(arguments.quarantine) if arguments.quarantine else None
     tally = validate(outcomes, strict=arguments.strict, quarantine=quarantine)
     if arguments.json:
         print_result(json.dumps(tally.as_dict()))
     else:
+        print_result(f"read as {read_as}")
         show(tally)
     raise SystemExit(0 if tally.clean else 1)
 
