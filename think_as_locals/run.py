@@ -149,17 +149,18 @@ def load_training(config: RunConfig) -> TrainingData:
     """Load the data of a judge's training, with its demonstrations if they are from a file."""
     from think_as_locals.data.load import load_training_data
     from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-    from think_as_locals.judging.rewards import load_custom_rewards
+    from think_as_locals.judging import prompt_format
+    from think_as_locals.judging.rewards import load_custom_rewards, try_custom_rewards
     from think_as_locals.judging.rubric import check_languages
 
     load_custom_rewards(config.reward.own)
     data = load_training_data(config, BREAKDOWNS["cell"])
+    format_ = prompt_format(config.prompt.template)
+    try_custom_rewards(config.reward.own, config.reward.timeout_s, format_, data.train[0])
     if config.sft is not None and config.sft.data is not None:
         from think_as_locals.demonstrate import read_demonstrations
-        from think_as_locals.judging import prompt_format
 
-        demonstrations = read_demonstrations(config.sft.data, prompt_format(config.prompt.template))
-        data = replace(data, demonstrations=demonstrations)
+        data = replace(data, demonstrations=read_demonstrations(config.sft.data, format_))
     if "rubric_quality" in config.reward.weighted() and config.prompt.rubric_language == "item":
         check_languages(data.train)
     return data

@@ -297,7 +297,7 @@ def requests(count: int, rng: Rng) -> Outcomes:
     from think_as_locals.serving.app import create_app
 
     item = {"prompt": "Breakfast?", "responses": ["Rice.", "Rice and miso soup."], "culture": "JP"}
-    ask = {"model": "judge", "messages": [{"role": "user", "content": json.dumps(item)}]}
+    ask = {"model": "judge", "messages": [{"role": "user", "content": "Rice or a croissant?"}]}
     bodies = {"/judge": {"items": [item]}, "/score": {"query": ["?a", "?b"], "prompts": ["?", "?"]}}
     bodies |= {"/v1/chat/completions": ask}
     logging.disable(logging.CRITICAL)

@@ -10,6 +10,7 @@ import pytest
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.judging import Evidence, parse
 from think_as_locals.judging.rewards import keep_sources, load_custom_rewards
+from think_as_locals.run import load_training
 from think_as_locals.types import ConfigError, Item
 
 QUICKSTART = "recipes/quickstart.yaml"
@@ -63,6 +64,24 @@ def test_invalid_component_reference_raises_config_error(own: Path, reference: s
     with pytest.raises(ConfigError, match=r"^reward\.own\.mine: ") as caught:
         load_custom_rewards({"mine": reference.format(**places)})
     assert message.format(**places) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("float(len(judgement.rubric.criteria))", "AttributeError: 'NoneType' object has no attribute 'criteria'"),
+        ("float(judgement.rubric.criterions or 0) if judgement.rubric else 0.0", "has no attribute 'criterions'"),
+        ("__import__('time').sleep(60)", "TimeoutError: took longer than 0.5 s"),
+        ("None", "TypeError: float() argument must be a string or a real number, not 'NoneType'"),
+    ],
+)
+def test_component_that_fails_is_rejected_before_training(tmp_path: Path, body: str, message: str) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(f"def mine(judgement, item):\n    return {body}\n")
+    own = ["reward.weights.mine=1", f"reward.own.mine={path}:mine", "reward.timeout_s=0.5"]
+    with pytest.raises(ConfigError, match=r"^reward\.own\.mine: .* for the completion '") as caught:
+        load_training(load_recipe(QUICKSTART, own))
+    assert message in str(caught.value)
 
 
 def test_reward_code_is_copied_and_resume_rejects_changed_code(own: Path, tmp_path: Path) -> None:

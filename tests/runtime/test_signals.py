@@ -75,9 +75,14 @@ def test_signal_forwarded_by_torchrun_counts_once(number: signal.Signals, monkey
 
 BLOCKING_REWARD = """
 import time
+from itertools import count
 from pathlib import Path
 
+tried = count()
+
 def held(judgement, item):
+    if next(tried) < 2:  # before the training begins
+        return 0.0
     here = Path(__file__).parent
     (here / "entered").touch()
     until = time.monotonic() + 100

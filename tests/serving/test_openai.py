@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from think_as_locals.serving.app import create_app
 from think_as_locals.types import Item
 
 MODEL = "runs/none/model"
-ROW = {**ITEM, "id": "jp-1", "best": 1, "language": "en", "domain": "value", "group": "food", "source": "mine"}
+OTHERS = {"id": "jp-1", "best": 1, "language": "en", "domain": "value", "group": "food", "source": "mine"}
+QUESTION = Item(**{**ITEM, **OTHERS, "responses": tuple(ITEM["responses"])})
 
 
 @pytest.fixture
@@ -37,10 +38,8 @@ def client(server: TestClient) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{BASE}/v1", api_key=KEY, http_client=server, max_retries=0)
 
 
-def ask(client: openai.OpenAI, content: Any = ROW, **options: Any) -> Any:
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    options = {"model": MODEL, "messages": [{"role": "user", "content": text}], **options}
-    return client.chat.completions.create(**options)
+def ask(client: openai.OpenAI, item: Item = QUESTION, **options: Any) -> Any:
+    return client.chat.completions.create(**{"model": MODEL, "messages": render(item), **options})
 
 
 def test_the_judge_is_the_only_model(client: openai.OpenAI) -> None:
@@ -49,35 +48,17 @@ def test_the_judge_is_the_only_model(client: openai.OpenAI) -> None:
         ask(client, model="gpt")
 
 
-@pytest.mark.parametrize("row", [ITEM, ROW])
-def test_json_row_is_judged_like_on_the_judge_route(
-    client: openai.OpenAI, server: TestClient, longest: Longest, row: dict[str, Any]
-) -> None:
-    answer = ask(client, row, temperature=0, n=1, seed=3, max_tokens=64, user="me")
+def test_conversation_is_completed_unchanged(client: openai.OpenAI, longest: Longest) -> None:
+    answer = ask(client, temperature=0, n=1, seed=3, max_tokens=64, user="me")
     (choice,) = answer.choices
     assert (answer.object, answer.model, choice.finish_reason) == ("chat.completion", MODEL, "stop")
-    (prompt,) = longest.prompts
-    headers = {"Authorization": f"Bearer {KEY}"}
-    (same,) = server.post("/judge", json={"items": [{**row, "id": "x"}]}, headers=headers).json()["judgements"]
-    assert choice.message.judgement == {**same, "id": row.get("id", "item")}
-    assert longest.prompts == [prompt, prompt]
-    assert choice.message.content == same["completion"]
-    assert row["responses"][choice.message.judgement["verdict"]] == "Rice and miso soup."
-
-
-def test_other_conversation_is_completed_unchanged(client: openai.OpenAI, longest: Longest) -> None:
-    fields = {"best": 0, "domain": "x", "group": "x", "source": "x", "language": "en"}
-    item = Item(id="1", **{**ITEM, **fields, "responses": tuple(ITEM["responses"])})
-    messages = render(item)
-    answer = ask(client, messages=messages)
-    assert longest.prompts == [messages[-1]["content"]]
-    assert answer.choices[0].message.judgement is None
-    assert "<verdict>" in answer.choices[0].message.content
+    assert longest.prompts == [render(QUESTION)[-1]["content"]]
+    assert "<verdict>" in choice.message.content
 
 
 def test_temperature_and_seed_reach_the_engine_and_default_is_greedy(client: openai.OpenAI, longest: Longest) -> None:
     ask(client, temperature=0.7, seed=5)
-    ask(client, messages=render(Item(**{**ROW, "responses": tuple(ROW["responses"])})), temperature=1.0, top_p=1.0)
+    ask(client, temperature=1.0, top_p=1.0)
     ask(client, seed=5)
     drawn, other, greedy = longest.samplings
     assert (drawn.temperature, drawn.seed, other.temperature) == (0.7, 5, 1.0)
@@ -112,12 +93,6 @@ def test_judge_client_works_with_its_own_server(longest: Longest) -> None:
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": "x<|end|>"}]}, "messages.0.content"),
-        ({"content": "{"}, "messages.0.content"),
-        ({"content": {**ITEM, "responses": ["one"]}}, "messages.0.content.responses"),
-        ({"content": {"prompt": "?", "responses": ["a", "b"]}}, "messages.0.content.culture"),
-        ({"content": {**ITEM, "culture": "UK"}}, "messages.0.content.culture"),
-        ({"content": {**ITEM, "bset": 1}}, "messages.0.content.bset"),
-        ({"content": {**ITEM, "responses": ["a", "a"]}}, ""),
     ],
 )
 def test_unsupported_options_are_rejected(
@@ -133,7 +108,7 @@ def test_wrong_key_and_engine_failure_are_errors_of_the_client(client: openai.Op
     with pytest.raises(openai.AuthenticationError, match="the server's key"):
         ask(client.with_options(api_key="another-key"))
     with pytest.raises(openai.InternalServerError):
-        ask(client, {**ITEM, "responses": ["broken", "x"]})
+        ask(client, replace(QUESTION, responses=("broken", "x")))
 
 
 @pytest.mark.slow
@@ -142,8 +117,7 @@ def test_usage_counts_the_tokens_of_a_local_model(tmp_path: Path) -> None:
     with TestClient(create_app(judge, settings(), None), BASE) as server:
         client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="none", http_client=server)
         answer = ask(client, max_completion_tokens=5)
-    (request,) = judge.requests(Item(**{**ROW, "responses": tuple(ROW["responses"])}))
-    prompt = len(judge.engine.chat.encode([judge.conversation(request)])[0])  # type: ignore[attr-defined]
+    prompt = len(judge.engine.chat.encode([render(QUESTION)])[0])  # type: ignore[attr-defined]
     usage = answer.usage
     assert (usage.prompt_tokens, usage.total_tokens) == (prompt, prompt + usage.completion_tokens)
     assert 1 <= usage.completion_tokens <= 5

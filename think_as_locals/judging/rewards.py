@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,18 +18,22 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from think_as_locals.judging.formats import RULES
+from think_as_locals.judging.formats import RULES, Format
 from think_as_locals.judging.prompt import shuffle_responses
 from think_as_locals.judging.rubric import distinct_share, rubric_span, script_share, weighed_share
 from think_as_locals.runtime.files import write_text
+from think_as_locals.runtime.processes import time_limit
 from think_as_locals.types import (
     ConfigError,
+    Criterion,
     Item,
     Judgement,
     RewardBreakdown,
+    Rubric,
     RubricLanguage,
     ThinkAsLocalsError,
     reorder_responses,
+    shown,
 )
 
 T = TypeVar("T")
@@ -201,6 +206,28 @@ def load_custom_rewards(references: Mapping[str, str]) -> dict[str, Component]:
         return component
 
     return {name: as_component(name, _import_function(name, reference)) for name, reference in references.items()}
+
+
+def try_custom_rewards(references: Mapping[str, str], seconds: float, format_: Format, item: Item) -> None:
+    """Raise a ConfigError if a custom component fails, or takes longer, for a completion in a format or an empty one.
+
+    Otherwise that would show only after the cold start.
+    """
+    criteria = tuple(Criterion(weight, f"criterion {weight}", "what it says") for weight in (50, 30, 20))
+    for text in (format_.write(Rubric(criteria), "A: fits", item.best), ""):
+        judgement = format_.read(text, len(item.responses), "stop")
+        for name, component in load_custom_rewards(references).items():
+            try:
+                with time_limit(seconds):
+                    float(component(judgement, item, Evidence()))
+            except Exception as error:
+                raise ConfigError(f"reward.own.{name}: {described(error)}, for the completion {shown(text)}") from error
+
+
+def described(error: Exception) -> str:
+    """Return an error that a custom component raised, and where."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def keep_sources(references: Mapping[str, str], folder: Path) -> None:

@@ -1,7 +1,6 @@
 """The judge as a model of OpenAI's API: /v1/models and /v1/chat/completions.
 
-A user message that is an item as JSON is judged with the judge's own prompt, and the answer has the judgement. Any
-other conversation is completed as it is, for clients that render and parse themselves, such as
+A conversation is completed as it is, for clients that render and parse themselves, such as
 `Judge.load(..., base_url=...)`. Answers are complete, and greedy unless a temperature is given, as `tal demonstrate`
 does; other options that would change them are refused.
 """
@@ -16,15 +15,14 @@ from uuid import uuid4
 
 from fastapi import FastAPI
 from openai.types.chat import ChatCompletion
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt
 from starlette.concurrency import run_in_threadpool
 
 from think_as_locals.config.schema import Seed
 from think_as_locals.engines.engine import EVERY_TEMPLATE, Messages, Sampling, sample_all
 from think_as_locals.reward_models.judge import Judge
-from think_as_locals.reward_models.reward_model import combine
-from think_as_locals.serving.messages import JudgeItem, Message, invalid
-from think_as_locals.types import Item, Rollout, shown
+from think_as_locals.serving.messages import Message, invalid
+from think_as_locals.types import shown
 
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[float, Field(ge=1, le=1)]
@@ -56,7 +54,7 @@ class ChatRequest(Message):
 
     Args:
         model: As /v1/models calls it.
-        messages: One user message that holds an item as JSON (`prompt`, `responses`, `culture`), or a conversation.
+        messages: A conversation, as `render` writes it: a system message or none, then user and assistant in turns.
         max_tokens: At most the judge's own limit, which is the default.
         temperature: 0, greedy, is the default.
         seed: Of the sampling; without one it is drawn anew.
@@ -97,16 +95,13 @@ def add_routes(app: FastAPI, judge: Judge, name: str) -> None:
         if requested > most:
             message = f"got {requested}, expected at most {most}, with which this judge was trained"
             raise invalid(message, "max_tokens")
-        item, sampling = _item(request.messages), Sampling(max_completion_length=requested)
+        sampling = Sampling(max_completion_length=requested)
         if request.temperature:  # greedy requests have the same sampling, and so share batches
             seed = random.randrange(2**31) if request.seed is None else request.seed
             sampling = replace(sampling, temperature=request.temperature, seed=seed)
-        if item is None:
-            messages = _conversation(request.messages, judge.engine.special_tokens)
-            (rollout,), verdict = await run_in_threadpool(sample_all, judge.engine, [messages], sampling), None
-        else:
-            rollout, verdict = await run_in_threadpool(_judge, judge, item, sampling)
-        written = {"role": "assistant", "content": rollout.text, "refusal": None, "judgement": verdict}
+        messages = _conversation(request.messages, judge.engine.special_tokens)
+        (rollout,) = await run_in_threadpool(sample_all, judge.engine, [messages], sampling)
+        written = {"role": "assistant", "content": rollout.text, "refusal": None}
         ended = "stop" if rollout.finish_reason == "stop" else "length"
         prompt, completion = rollout.prompt_tokens, len(rollout.token_ids)
         answer = {
@@ -120,18 +115,6 @@ def add_routes(app: FastAPI, judge: Judge, name: str) -> None:
         return ChatCompletion.model_validate(answer)
 
 
-def _item(messages: list[ChatMessage]) -> Item | None:
-    """Return the item in a single message of JSON; `None` for any other conversation."""
-    if len(messages) > 1 or not messages[0].text.lstrip().startswith("{"):
-        return None
-    try:
-        return JudgeItem.model_validate_json(messages[0].text).item("item")
-    except ValidationError as error:
-        fault = error.errors()[0]
-        message = f"expected an item as JSON with prompt, responses and culture ({fault['msg']})"
-        raise invalid(message, "messages", 0, "content", *fault["loc"]) from None
-
-
 def _conversation(messages: list[ChatMessage], special_tokens: tuple[str, ...]) -> Messages:
     """Return messages for an engine, unless they hold control tokens, which only a chat template may write."""
     if not EVERY_TEMPLATE.fullmatch(" ".join(message.role for message in messages)):
@@ -140,11 +123,3 @@ def _conversation(messages: list[ChatMessage], special_tokens: tuple[str, ...]) 
         if token := next((token for token in special_tokens if len(token.strip()) > 1 and token in message.text), None):
             raise invalid(f"got the model's control token {token!r}", "messages", i, "content")
     return [{"role": message.role, "content": message.text} for message in messages]
-
-
-def _judge(judge: Judge, item: Item, sampling: Sampling) -> tuple[Rollout, dict[str, Any]]:
-    judge.engine.check_texts([item])
-    (request,) = judge.requests(item)
-    (rollout,) = sample_all(judge.engine, [judge.conversation(request)], sampling)
-    (scored,) = combine(judge, [(item, [{"text": rollout.text, "finish_reason": rollout.finish_reason}])])
-    return rollout, scored.record()

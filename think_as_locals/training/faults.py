@@ -6,7 +6,6 @@ All ranks decide together: a rank that raised alone would leave the others waiti
 from __future__ import annotations
 
 import math
-import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from transformers import TrainerCallback, TrainerState
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import RewardSection
 from think_as_locals.judging import RULES, Component, Evidence
+from think_as_locals.judging.rewards import described
 from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
 from think_as_locals.runtime.processes import in_background
 from think_as_locals.runtime.run_folder import RunFolder
@@ -51,8 +51,7 @@ class RewardGuard:
                 try:
                     found.append({name: float(function(*rollout)) for name, function in functions.items()})
                 except Exception as error:
-                    frame = traceback.extract_tb(error.__traceback__)[-1]
-                    found.append(f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})")
+                    found.append(described(error))
 
         with suppress(TimeoutError):
             in_background(work).result(self._config.timeout_s)
