@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from items import make_item
+from rich.console import Console
+from rich.progress import Progress
 
-from think_as_locals.evaluation.sampling import YieldCounter, yield_table
+from think_as_locals.evaluation.sampling import YieldCounter, advance, yield_table
 
 ITEMS = [make_item(id=str(i), group=f"group {i}", culture=("TH", "JP")[i % 2]) for i in range(4)]
 
@@ -42,3 +46,13 @@ def test_yield_of_no_or_unknown_items_is_none_or_an_error() -> None:
     assert written == ["RC", "", "0"]
     with pytest.raises(KeyError):
         YieldCounter(ITEMS, ()).index("9")
+
+
+def test_bar_counts_the_requests_of_all_rounds() -> None:
+    bar = Progress(console=Console(file=io.StringIO()))
+    update = advance(bar, "a tournament")
+    shown = []
+    for more, total in [(1, 4), (3, 4), (0, 2), (1, 2), (1, 2), (0, 1)]:
+        update(more, total)
+        shown.append((bar.tasks[0].completed, bar.tasks[0].total))
+    assert shown == [(1, 4), (4, 4), (4, 6), (5, 6), (6, 6), (6, 7)]

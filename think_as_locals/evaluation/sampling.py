@@ -77,9 +77,16 @@ def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, di
 
 
 def advance(bar: Progress, title: str) -> Advance:
-    """Add a task to a progress bar, and return the function that advances it."""
-    task = bar.add_task(title, total=None)
-    return lambda more, total: bar.update(task, advance=more, total=total)
+    """Add a task to a progress bar, and return the function that advances it, in one round of requests or several."""
+    task, earlier = bar.add_task(title, total=None), 0.0
+
+    def update(more: int, total: int) -> None:
+        nonlocal earlier
+        if bar.tasks[task].finished:
+            earlier = bar.tasks[task].completed
+        bar.update(task, advance=more, total=earlier + total)
+
+    return update
 
 
 class YieldCounter:
