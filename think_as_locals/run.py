@@ -150,10 +150,9 @@ def load_training(config: RunConfig) -> TrainingData:
     from think_as_locals.data.load import load_training_data
     from think_as_locals.evaluation.breakdowns import BREAKDOWNS
     from think_as_locals.judging import prompt_format
-    from think_as_locals.judging.rewards import load_custom_rewards, try_custom_rewards
+    from think_as_locals.judging.rewards import try_custom_rewards
     from think_as_locals.judging.rubric import check_languages
 
-    load_custom_rewards(config.reward.own)
     data = load_training_data(config, BREAKDOWNS["cell"])
     format_ = prompt_format(config.prompt.template)
     try_custom_rewards(config.reward.own, config.reward.timeout_s, format_, data.train[0])

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pandas import DataFrame
 from pydantic import Field, FiniteFloat, ValidationError
 from scipy import stats
@@ -299,12 +298,10 @@ def _r2(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 def _rank_p(x: Sequence[float], y: Sequence[float]) -> float:
     """Return the exact p-value of rho over all pairings; by Student's t it would be 0 for three models in order."""
-    ranks, others = stats.rankdata(x), stats.rankdata(y)
-
-    def agreement(paired: NDArray[np.float64], axis: int) -> NDArray[np.float64]:  # the last one
-        return np.asarray(paired @ (others - others.mean()))
-
-    test = stats.permutation_test((ranks,), agreement, permutation_type="pairings", n_resamples=np.inf, batch=50_000)
+    ranks, others = stats.rankdata(x), stats.rankdata(y) - (len(y) + 1) / 2
+    test = stats.permutation_test(
+        (ranks,), lambda paired, axis: paired @ others, permutation_type="pairings", n_resamples=np.inf, batch=50_000
+    )
     return float(test.pvalue)
 
 

@@ -120,13 +120,9 @@ def check_languages(items: Iterable[Item]) -> None:
 
 
 def _stands_alone(text: str, index: int) -> bool:
-    """Return whether a letter is a word of its own."""
-    return not any(map(_joins, text[max(0, index - 1) : index] + text[index + 1 : index + 2]))
-
-
-def _joins(neighbour: str) -> bool:
-    """Return whether a character belongs to the word of a neighbouring letter; never in scripts without case."""
-    return neighbour.isdigit() or neighbour.lower() != neighbour.upper() or unicodedata.combining(neighbour) > 0
+    """Return whether a letter is a word of its own; in scripts without case no neighbour joins it."""
+    neighbours = text[max(0, index - 1) : index] + text[index + 1 : index + 2]
+    return not any(c.isdigit() or c.lower() != c.upper() or unicodedata.combining(c) for c in neighbours)
 
 
 def _remarks(analysis: str, num_responses: int) -> list[str]:

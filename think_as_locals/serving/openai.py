@@ -72,10 +72,7 @@ class ChatRequest(Message):
     n: Annotated[int, Field(ge=1, le=1)] | None = None
     stream: Off = None
     logprobs: Off = None
-    # For the provider's records.
-    user: str | None = None
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
+    user: str | None = None  # for a provider's records
 
 
 def add_routes(app: FastAPI, judge: Judge, name: str) -> None:
