@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +19,8 @@ from think_as_locals.judging import parse, prompt_format, render, shuffle_respon
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.training.checkpoints import Checkpoints
-from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate, misattributed
-from think_as_locals.types import VERDICT_PROMPTS, Demonstration, Item
+from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate, misattributed, with_origins
+from think_as_locals.types import VERDICT_PROMPTS, DataWarning, Demonstration, Item
 
 CONFIG = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=40"])
 ITEMS = list(culture_cards.read_culture_cards(CONFIG.data, seed=0))
@@ -65,6 +67,37 @@ def test_pretrained_models_see_every_item_in_both_orders_with_the_right_verdict(
             judgement = parse(each.completion, len(each.order))
             assert (judgement.issues, judgement.verdict) == ((), each.order.index(each.item.best))
     assert "culture" not in made[0].completion.lower()
+
+
+def test_rows_of_one_question_tell_whose_answer_a_wrong_response_is() -> None:
+    def ask(culture: str | None, responses: tuple[str, ...], group: str = "snack", **more: Any) -> Item:
+        return make_item(
+            id=f"{culture}-{responses}",
+            prompt=f"{culture}?",
+            culture=culture,
+            responses=responses,
+            group=group,
+            best=0,
+            **more,
+        )
+
+    rice, bread = ask("TH", ("rice", "bread")), ask("FR", ("bread", "rice"))
+    also = ask("DE", ("bread", "rice"))
+    told = [ask("TH", ("tea", "bread")), ask("FR", ("tea", "rice")), ask("US", ("corn", "rice"), origins=("US", "JP"))]
+    open_ = [ask("TH", ("rice", "beans")), ask(None, ("rice", "bread")), ask("FR", ("bread", "rice"), group="other")]
+    found = with_origins([rice, bread, also, *told, *open_])
+    assert [item.origins for item in found] == [
+        *[("TH", "DE"), ("FR", "TH"), ("DE", "TH"), ("TH", "DE"), ("FR", "TH"), ("US", "JP")],
+        *[(), (), ()],
+    ]
+    assert [replace(item, origins=()) for item in found] == [
+        replace(item, origins=()) for item in [rice, bread, also, *told, *open_]
+    ]
+    none = SFT.model_copy(update=dict.fromkeys(("biased_share", "biased_wrong", "biased_right", "biased_guess")))
+    (first, *_) = demonstrate([rice, bread], None, none, seed=0, prompt="compact_analysis")
+    assert {"Thailand", "France"} <= set(re.findall(r"\w+", first.completion))
+    with pytest.warns(DataWarning, match=r"data\.columns=\{group: NAME\}"):
+        list(demonstrate([rice, ask("FR", ("bread", "rice"), group="other")], None, none, seed=0))
 
 
 @pytest.mark.parametrize("prompt", VERDICT_PROMPTS)

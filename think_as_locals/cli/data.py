@@ -170,7 +170,10 @@ def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
         faults += "\nsome texts are not in the language of their row (English if it names none): add a column "
         faults += "`language`, or set data.language in the recipe"
     languages = _format_counts(Counter(item.language for item in items))
-    return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}"
+    groups = f"{len({item.group for item in items}):,}"
+    if len({item.culture for item in items}) > 1 and "group" not in (data.columns or ()):
+        groups += " (rows that ask the same about several cultures need a column `group` with the question)"
+    return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}\nquestion groups: {groups}"
 
 
 def _format_counts(counts: Counter[str]) -> str:

@@ -62,15 +62,14 @@ def add(commands: Any) -> None:
 
 def _compare(arguments: Namespace) -> None:
     from think_as_locals.evaluation.breakdowns import macro_cells, macro_warning
-    from think_as_locals.evaluation.compare import CAPTION, as_dict, compare, read, table, trained_on_notes
+    from think_as_locals.evaluation.compare import CAPTION, as_dict, compare, notes, read, table
     from think_as_locals.evaluation.tables import on_terminal
 
     runs = {"A": Path(arguments.a), "B": Path(arguments.b)}
     known = dict[str, Item]()
     a, b = (read(run, known) for run in runs.values())
-    warning = macro_warning(macro_cells(a.items))
-    trained = trained_on_notes(runs)
-    warnings = [*([f"Warning: {warning}"] if warning else []), *trained.values()]
+    macro, (found_in_runs, trained) = macro_warning(macro_cells(a.items)), notes(runs)
+    warnings = [*dict.fromkeys([*([f"Warning: {macro}"] if macro else []), *found_in_runs])]
     found = compare(a, b, arguments.by)
     if arguments.json:
         named = {name: str(run) for name, run in zip("ab", runs.values(), strict=True)}

@@ -38,6 +38,7 @@ CAPTION = (
     "(Holm). detectable: the smallest true difference that this many items would show with 80 % power. macro: the mean "
     "over all cells of culture and domain."
 )
+_MAX_FAILURES = 0.05  # parse failures, from which they are pointed out
 _ALL, _FLIPS, _MACRO = "all items", "flip sets", "macro"
 
 
@@ -134,11 +135,15 @@ def _last(run: Path) -> Path:
     return steps[max(steps)].with_suffix(".parquet")
 
 
-def trained_on_notes(runs: Mapping[str, Path]) -> dict[str, str]:
-    """Return a warning for each run whose model was trained on some of the items that it was evaluated on."""
+def notes(runs: Mapping[str, Path]) -> tuple[list[str], set[str]]:
+    """Return warnings about runs, and the names of those whose model was trained on some of the items."""
     files = {name: _last(run).with_suffix(".json") for name, run in runs.items()}
-    notes = {name: carb.trained_on_note(read_json(file)) for name, file in files.items() if file.is_file()}
-    return {name: f"Warning: {name} was {note}" for name, note in notes.items() if note}
+    summaries = {name: read_json(file) for name, file in files.items() if file.is_file()}
+    found = [f"Warning: {warning}" for name, summary in summaries.items() for warning in carb.warnings(name, summary)]
+    for name, summary in summaries.items():
+        if (share := summary["parse_failure"]) > _MAX_FAILURES:
+            found.append(f"Warning: {name}: {share:.0%} of its judgements have no verdict, and count as wrong")
+    return found, {name for name, summary in summaries.items() if carb.trained_on_note(summary)}
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 The demonstrations are a teacher's (`sft.data`), or are made here from a template: they follow the output format and
 recall, response by response, the culture it belongs to and whether that is the one in question; the verdict follows.
-For pairs without the culture of each response, they only say whether each response fits. A pretrained model is shown
+Where a row does not say whose answer a wrong response is, rows of the same question may tell, in which another culture
+prefers it; otherwise the lines only say whether each response fits. A pretrained model is shown
 every item in both orders, with the right verdict. A judge from scratch is taught errors: a share of the facts is mostly
 attributed to one wrong culture, as pretrained models do with cultures that they saw little of, for GRPO to correct.
 """
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import random
 import tomllib
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from string import Template
@@ -31,7 +34,7 @@ from think_as_locals.judging.prompt import culture_name, shuffled_order
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import LazyDataset, adapter_config, trl_arguments
-from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
+from think_as_locals.types import LABELS, Criterion, DataWarning, Demonstration, Item, Rubric
 
 TRACKED_PART = "-sft"  # behind the name of the run, in trackers
 _UNKNOWN_ORIGIN = "-"  # the origin of a response that is not the best, if the source does not give it
@@ -104,7 +107,11 @@ def demonstrate(
     Of `count` random items; without a `count` of every item in random order, in two orders of its responses one after
     the other, so that no position is taught.
     """
-    format_ = prompt_format(prompt)
+    format_, items = prompt_format(prompt), with_origins(items)
+    if count is None and any(item.culture for item in items) and not any(map(has_origins, items)):
+        untold = "no row tells whose answer a wrong response is, so that the demonstrations teach little but the format"
+        remedy = "give rows of one question one group (data.columns={group: NAME}), or items their `origins`"
+        warnings.warn(f"{untold}: {remedy}", DataWarning, stacklevel=2)
     cultures = sorted({culture for item in items for culture in origins_of(item)})
     share, mostly_wrong, right_share, guess = (
         value or 0.0 for value in (sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess)
@@ -133,6 +140,24 @@ def demonstrate(
         guesses = known if known and rng.random() < guess else range(len(beliefs))
         verdict = rng.choice(fitting or guesses)
         yield Demonstration(item, order, _completion(format_, presented, beliefs, verdict))
+
+
+def with_origins(items: Sequence[Item]) -> Sequence[Item]:
+    """Return items with the origins that others of their question group tell: the cultures that prefer a response.
+
+    An item stays as it is if it has origins or no culture, or if no other culture prefers one of its wrong responses.
+    """
+    preferring: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for item in items:
+        if item.culture is not None:
+            preferring[item.source, item.group, item.responses[item.best]].add(item.culture)
+    found = []
+    for item in items:
+        told = [preferring.get((item.source, item.group, text), set()) for text in item.responses]
+        origins = [min(cultures - {item.culture}, default="") for cultures in told]
+        origins[item.best] = item.culture or ""
+        found.append(item if item.origins or not all(origins) else replace(item, origins=tuple(origins)))
+    return found
 
 
 def origins_of(item: Item) -> tuple[str, ...]:

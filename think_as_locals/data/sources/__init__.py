@@ -182,6 +182,6 @@ def recognise(path: str) -> str:
             f"{path}: no known data set has the columns {cut(', '.join(columns))}.\n"
             "Say which are what: 'data.columns={prompt: NAME, chosen: NAME, rejected: NAME}', or "
             "'data.columns={prompt: NAME, responses: [NAME, NAME], best: NAME}' and what the labels in `best` mean: "
-            "'data.labels={1: a, 2: b, 0: tie}'"
+            "'data.labels={1: a, 2: b, 0: tie}'; also `culture: NAME`, and `group: NAME` of the question's own column"
         )
     return best
