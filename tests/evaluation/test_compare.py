@@ -226,6 +226,9 @@ def test_compare_command_prints_a_table_json_or_an_error(tmp_path: Path, tal: Ta
     assert [each["name"] for each in found["comparisons"]][-2:] == ["safety", "value"]
     whole = found["comparisons"][0]
     assert whole["difference"]["difference"] == whole["b"]["accuracy"] - whole["a"]["accuracy"]
+    measure(two, 5, predictions(lambda _: None))
+    found = json.loads(tal("compare", str(one), str(two), "--json").out)
+    assert found["warnings"] == ["Warning: B: 100% of its judgements have no verdict, and count as wrong"]
     measure(two, 5, predictions(lambda _: True, items=ITEMS[:90]))
     done = tal("compare", str(one), str(two), "--by", "domain")
     assert done.status == 2

@@ -53,6 +53,11 @@ class LocalModelSection(LoadedSection):
     quantization: str | None
 
     @property
+    def requests_at_once(self) -> int:
+        """How many requests are completed before their answers are kept: with transformers at most a batch."""
+        return self.chunk_size if self.backend == "vllm" else min(self.chunk_size, self.batch_size)
+
+    @property
     def vllm(self) -> dict[str, Any]:
         """The options of vLLM, without those that it chooses itself."""
         given = self.model_dump(include=set(VLLM_OPTIONS), exclude_none=True)

@@ -73,7 +73,7 @@ def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, di
         vllm=policy.vllm,
     )
     weights = identify_weights(policy.path, policy.revision)
-    return local, {"name": policy.path, **weights, **loaded, "chat_template_kwargs": kwargs}, policy.chunk_size
+    return local, {"name": policy.path, **weights, **loaded, "chat_template_kwargs": kwargs}, policy.requests_at_once
 
 
 def advance(bar: Progress, title: str) -> Advance:

@@ -47,7 +47,7 @@ def load_judge(section: JudgeSection | ServerSection, seed: int) -> Judge:
     """Load a judge into this process, or connect to the server that has it."""
     if isinstance(section, JudgeSection):
         options = _given(section, "path", "backend", "protocol", "orders", "convention", *VLLM_OPTIONS)
-        options |= {"vllm": section.vllm, "seed": seed}
+        options |= {"vllm": section.vllm, "seed": seed, "chunk_size": section.requests_at_once}
         return Judge.load(section.path, section.backend, protocol=_protocol(section), **options)
     of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "max_retries", "fields"}
     of_settings = {"prompt", "culture", "rubric_language", "max_completion_length"}
