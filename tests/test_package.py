@@ -77,7 +77,7 @@ def test_core_without_extras_renders_parses_scores_and_validates(tmp_path: Path)
     jsonl.write([make_item()], tmp_path / "rows.jsonl")
     done = run_with((), TAL, "data", "validate", "rows.jsonl", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "1 rows = 1 imported (1 items) + 0 in quarantine\n"
+    assert done.stdout == "read as data=jsonl\n1 rows = 1 imported (1 items) + 0 in quarantine\n"
     code = (
         "import think_as_locals as tal\n"
         "item = tal.Item(id='1', prompt='?', responses=('a', 'b'), best=0, culture='TH', language='en', domain='d', "

@@ -368,7 +368,7 @@ def test_cultures_of_a_csv_reach_the_rendered_prompt(tmp_path: Path, tal: Tal) -
     names = {"TH": "Thailand", "MX": "Mexico", "CA-QC": "Quebec (Canada)", "Kabylia": "Kabylia", None: "the culture"}
     path = write(tmp_path / "mine.csv", [a_pair(i, culture=[*cultures][i % 5]) for i in range(50)])
     done = tal("data", "validate", str(path), "--strict")
-    assert (done.status, done.out) == (0, "50 rows = 50 imported (50 items) + 0 in quarantine\n")
+    assert (done.status, done.out) == (0, "read as data=rows\n50 rows = 50 imported (50 items) + 0 in quarantine\n")
     splits = load(rows_of(path))
     items = (*splits.train, *splits.test)
     assert Counter(item.culture for item in items) == dict.fromkeys(cultures.values(), 10)
