@@ -74,11 +74,6 @@ def faults_of(error: ValidationError) -> Iterator[Fault]:
         yield Fault(each["type"], f"{place}{message}{got}")
 
 
-def printable(name: str) -> str:
-    """Return a name with its control characters escaped, since terminals interpret them."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
-
-
 class Row(NamedTuple):  # of a million, dataclasses would take seconds more
     """A row as it is in its source."""
 
@@ -92,7 +87,7 @@ class Row(NamedTuple):  # of a million, dataclasses would take seconds more
     @property
     def place(self) -> str:
         """File and number, e.g. `rows.jsonl:17`, with control characters escaped."""
-        return f"{printable(self.file)}:{self.number}"
+        return f"{repr(self.file)[1:-1]}:{self.number}"
 
     @property
     def name(self) -> str:

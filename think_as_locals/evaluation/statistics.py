@@ -173,7 +173,9 @@ def cluster_bootstrap(
     )
     if (sizes > 0).sum(axis=0).min() == 1:
         return [None] * len(columns)
-    means, tail = np.empty((len(columns), samples)), _expanded_tail(groups)
+    # The quantile of draws that stands for 2.5 % (Hesterberg 2015).
+    tail = float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
+    means = np.empty((len(columns), samples))
     for rows, counts in _draws(groups, samples, seed):
         drawn = counts @ sizes
         divisor, present = np.maximum(drawn, 1), (drawn > 0).sum(axis=1)
@@ -243,11 +245,6 @@ def _variance_of_items(gains: Floats) -> float:
 
 def _mean(values: Floats, cell: Codes) -> float:
     return float((np.bincount(cell, values) / np.bincount(cell)).mean())
-
-
-def _expanded_tail(groups: int) -> float:
-    """Return the quantile of draws that stands for 2.5 %: Phi(t sqrt(G / (G - 1))), t at G - 1 (Hesterberg 2015)."""
-    return float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
 
 
 _draws_kept: dict[tuple[int, int, int], NDArray[np.uint8]] = {}  # the last used at the end

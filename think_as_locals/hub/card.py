@@ -38,10 +38,8 @@ def model_card(run: JudgeRun | ScalarRun, repo: str, adapter: bool) -> HubFile:
         "variant_names": VARIANT_NAMES,
         "prompt_digest": prompt_digest,
         "grammar_prompts": GRAMMAR_PROMPTS,
+        "noncommercial": any("-NC" in SOURCES[d.source].about for d in run.config.data.sources.values()),
     }
-    environment.globals["noncommercial"] = any(
-        "-NC" in SOURCES[d.source].about for d in run.config.data.sources.values()
-    )
     template = environment.get_template("card.md.jinja")
     results = [_result_facts(result, run) for result in run.results]
     facts = {"repo": repo, "run": run, "config": run.config, "adapter": adapter, "results": results}

@@ -209,10 +209,7 @@ def load_custom_rewards(references: Mapping[str, str]) -> dict[str, Component]:
 
 
 def try_custom_rewards(references: Mapping[str, str], seconds: float, format_: Format, item: Item) -> None:
-    """Raise a ConfigError if a custom component fails, or takes longer, for a completion in a format or an empty one.
-
-    Otherwise that would show only after the cold start.
-    """
+    """Raise a ConfigError if a custom component fails or takes longer, for a completion in a format or an empty one."""
     criteria = tuple(Criterion(weight, f"criterion {weight}", "what it says") for weight in (50, 30, 20))
     for text in (format_.write(Rubric(criteria), "A: fits", item.best), ""):
         judgement = format_.read(text, len(item.responses), "stop")

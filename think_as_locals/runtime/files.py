@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -103,26 +104,21 @@ def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
     """Open a new file for lines of JSON, which appears as a whole or not at all; a DataError says if it cannot be."""
     if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
         raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     exists = DataError(f"{path} already exists; choose another name or move it away")
-    try:
-        if path.exists():
-            raise exists
-        lines = partial.open("w", encoding="utf-8")  # replaces what a killed process with the same id left
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
-    try:
-        with lines as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if keep_empty or partial.stat().st_size:
+    if path.exists():
+        raise exists
+    if not path.parent.is_dir():
+        raise DataError(f"{path}: cannot be written: there is no folder {path.parent}")
+    with written_atomically(path) as file:
+        lines = io.TextIOWrapper(file, encoding="utf-8")
+        yield lines
+        lines.detach()  # flushes
+        try:
             path.touch(exist_ok=False)  # claims the name, so that the rename overwrites nothing written meanwhile
-            partial.replace(path)
-    except FileExistsError as error:
-        raise exists from error
-    finally:
-        partial.unlink(missing_ok=True)
+        except FileExistsError as error:
+            raise exists from error
+    if not keep_empty and not path.stat().st_size:
+        path.unlink()
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
