@@ -18,7 +18,6 @@ from typing import Any
 
 import openai
 import pytest
-import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from conftest import ROOT, launch
@@ -149,8 +148,10 @@ def test_example_judgement_parses_without_issues(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [block.text for block in blocks() if block.language == "yaml"])
-def test_yaml_blocks_parse(text: str) -> None:
-    assert yaml.safe_load(text)
+def test_yaml_blocks_are_recipes(text: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    load_config(recipe, [])
 
 
 @pytest.mark.slow
