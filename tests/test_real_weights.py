@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import command, launch
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load, read
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 MODEL = Path(sys.prefix) / "smollm2-135m"
 LONG = "The quick brown fox jumps over the lazy dog. " * 150
-CONVERSATIONS = [[{"role": "user", "content": f"{name}: {LONG} What jumps?"}] for name in ("One", "Two", "Three")]
+CONVERSATIONS = [[{"role": "user", "content": f"{name}: {LONG} What jumps?"}] for name in ("One", "Two")]
 SEEDED = Sampling(max_completion_length=6, temperature=1.0, seed=5)
 
 VLLM = """
@@ -37,7 +36,7 @@ from think_as_locals.engines.engine import sample_all
 from think_as_locals.engines.vllm_engine import VLLMEngine
 
 if __name__ == "__main__":
-    engine = VLLMEngine.load(str(MODEL), dtype="float32", template_kwargs={}, max_model_length=2048,
+    engine = VLLMEngine.load(str(MODEL), dtype="bfloat16", template_kwargs={}, max_model_length=2048,
                              max_num_batched_tokens=2048)
     found = [[rollout.text for rollout in sample_all(engine, CONVERSATIONS, SEEDED)] for _ in range(2)]
     json.dump(found, open(sys.argv[1], "w"))
@@ -53,21 +52,19 @@ def test_transformers_repeats_what_it_sampled_with_a_seed_after_long_prompts() -
     assert 1500 < first[0].prompt_tokens < 2000
 
 
-def test_vllm_samples_with_a_seed_where_prompts_exceed_its_token_budget(tmp_path: Path) -> None:
+def test_vllm_samples_with_a_seed_where_prompts_exceed_its_token_budget(tmp_path: Path, warm_vllm: str) -> None:
     """On a CPU it cannot prefill such a prompt in parts: its generators have no offset."""
     script = tmp_path / "sample.py"
     script.write_text(VLLM, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    command = [sys.executable, str(script), str(tmp_path / "found.json")]
-    done = subprocess.run(command, env=environment, check=False)
-    assert done.returncode == 0
+    done = launch(warm_vllm, str(script), str(tmp_path / "found.json"), PYTHONPATH=str(Path(__file__).parent))
+    assert done.returncode == 0, done.stderr
     first, again = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert first == again
     assert all(first)
 
 
 @pytest.fixture(scope="module")
-def pretrained_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def pretrained_run(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> RunFolder:
     """A run of the recipe for a CPU that `tal init` writes, of a few steps."""
     folder = tmp_path_factory.mktemp("pretrained")
     with (folder / "my.csv").open("w", newline="", encoding="utf-8") as file:
@@ -75,14 +72,14 @@ def pretrained_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         rows.writerow(["ask", "good", "bad"])
         for number in range(8):
             rows.writerow([f"What is {number} and {number + 1} together?", str(2 * number + 1), "I do not know."])
-    tal = [sys.executable, "-m", "think_as_locals"]
+    tal = command("tal", warm_python)
     columns = "data.columns={prompt: ask, chosen: good, rejected: bad}"
-    subprocess.run([*tal, "init", "mine", "--from", "my.csv", columns], cwd=folder, check=True)
+    done = launch(tal, "init", "mine", "--from", "my.csv", columns, cwd=folder)
+    assert done.returncode == 0, done.stderr
     small = ["sft.max_steps=2", "sft.per_device_train_batch_size=2", "sft.gradient_accumulation_steps=1"]
     small += ["grpo.max_steps=1", "grpo.per_device_train_batch_size=8", "grpo.max_completion_length=24"]
     small += ["eval.max_items=1", "data.validation_share=null", "lora=rank16", f"model.path={MODEL}"]
-    run = [*tal, "run", "one_cpu.yaml", "run.name=first", *small]
-    done = subprocess.run(run, cwd=folder / "mine", check=False, capture_output=True, text=True)
+    done = launch(tal, "run", "one_cpu.yaml", "run.name=first", *small, cwd=folder / "mine")
     assert done.returncode == 0, done.stderr
     assert "not shared" not in done.stderr  # TRL's own log-probabilities of the first group are the packed ones
     return RunFolder(folder / "mine" / "runs" / "first")

@@ -173,12 +173,18 @@ def _trainer(folder: Path, demonstrations: list[Demonstration], *overrides: str)
     return ColdStartTrainer(config, config.sft, str(folder / "model"), demonstrations, Checkpoints(folder / "c", 1))
 
 
-def test_prompt_tokens_carry_no_loss(tmp_path: Path) -> None:
+LOADED = ["trainer=demonstrated_grpo", "model.scratch=null", "model.path=x"]
+"""Of a pretrained model, for which the small judge is taken."""
+
+
+@pytest.mark.parametrize("overrides", [[], LOADED, [*LOADED, "lora=rank16"]])
+def test_prompt_tokens_carry_no_loss(tmp_path: Path, overrides: list[str]) -> None:
     """The loss is the mean over the completions' tokens and their ends, and no other prediction has a gradient."""
     made = list(demonstrate(ITEMS, 6, UNBIASED, seed=0))
     reversed_ = [replace(each, order=each.order[::-1]) for each in made]  # as a teacher may have seen them
-    trainer = _trainer(tmp_path, made + reversed_, "sft.per_device_train_batch_size=12")
+    trainer = _trainer(tmp_path, made + reversed_, "sft.per_device_train_batch_size=12", *overrides)
     tokenizer, model = trainer.processing_class, trainer.model
+    bare = model.get_base_model() if "lora=rank16" in overrides else model
     (batch,) = trainer.get_train_dataloader()
     taught = batch["labels"] != -100
     for ids, mask, row in zip(batch["input_ids"], taught, batch["attention_mask"], strict=True):
@@ -195,7 +201,7 @@ def test_prompt_tokens_carry_no_loss(tmp_path: Path) -> None:
     log_probs = logits.log_softmax(-1).gather(2, batch["input_ids"][:, 1:, None])[..., 0]
     expected = -log_probs[taught[:, 1:]].mean()
     seen: list[torch.Tensor] = []  # of the last hidden states, from which each next token is predicted
-    model.model.norm.register_full_backward_hook(lambda _, __, gradients: seen.append(gradients[0]))
+    bare.model.norm.register_full_backward_hook(lambda _, __, gradients: seen.append(gradients[0]))
     loss = trainer.compute_loss(model, dict(batch))
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -205,8 +211,7 @@ def test_prompt_tokens_carry_no_loss(tmp_path: Path) -> None:
 
 def test_cold_start_uses_lora_only_for_pretrained_models(tmp_path: Path) -> None:
     made = list(demonstrate(ITEMS, 4, UNBIASED, seed=0))
-    loaded = ["trainer=demonstrated_grpo", "lora=rank16", "model.scratch=null", "model.path=x"]
-    trainer = _trainer(tmp_path / "loaded", made, *loaded)
+    trainer = _trainer(tmp_path / "loaded", made, *LOADED, "lora=rank16")
     trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)

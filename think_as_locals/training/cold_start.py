@@ -21,6 +21,8 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from torch import nn
+from torch.nn import functional
 from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
@@ -37,12 +39,17 @@ from think_as_locals.training.grpo import LazyDataset, adapter_config, trl_argum
 from think_as_locals.types import LABELS, Criterion, DataWarning, Demonstration, Item, Rubric
 
 TRACKED_PART = "-sft"  # behind the name of the run, in trackers
+_NO_LABEL = -100
 _UNKNOWN_ORIGIN = "-"  # the origin of a response that is not the best, if the source does not give it
 _TEXTS = tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))
 
 
 class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
-    """TRL's SFTTrainer on demonstrations; it can be stopped and resumed."""
+    """TRL's SFTTrainer on demonstrations; it can be stopped and resumed.
+
+    Of a pretrained model only the tokens before a label go on to the LM head: without a GPU, TRL computes the logits of
+    prompts too, which are half of the work with a large vocabulary.
+    """
 
     def __init__(
         self,
@@ -68,6 +75,22 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
             processing_class=tokenizer,
             peft_config=adapter_config(config, sft),
         )
+        self._pretrained = config.model.path is not None
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's loss."""
+        if not self._pretrained:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        following = functional.pad(inputs.pop("labels")[:, 1:], (0, 1), value=_NO_LABEL)
+        labelled = following != _NO_LABEL
+
+        def keep_labelled(module: nn.Module, args: Any, output: Any) -> None:
+            output.last_hidden_state = output.last_hidden_state[labelled][None]
+
+        bare = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        with bare.base_model.register_forward_hook(keep_labelled):
+            shifted = {**inputs, "shift_labels": following[labelled][None]}
+            return super().compute_loss(model, shifted, *args, **kwargs)
 
 
 class DemonstrationDataset(LazyDataset):
@@ -95,7 +118,7 @@ class DemonstrationDataset(LazyDataset):
         pairs = list(zip(prompts, completions, strict=True))
         return {
             "input_ids": [[*prompt, *completion] for prompt, completion in pairs],
-            "labels": [[-100] * len(prompt) + completion for prompt, completion in pairs],
+            "labels": [[_NO_LABEL] * len(prompt) + completion for prompt, completion in pairs],
         }
 
 
