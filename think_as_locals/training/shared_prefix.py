@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -76,7 +75,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             for model, outputs in zip(bare, (("log_probs", "entropy"), ("log_probs",)), strict=False):
                 add_fused_lm_head(model, self.temperature, cast_lm_head_to_fp32=True, outputs=outputs)
             if type(head := bare[0].get_output_embeddings()) is nn.Linear:
-                head.forward = partial(_linear_in_float32, head)  # type: ignore[method-assign]
+                head.forward = _float32_forward(head)  # type: ignore[assignment, method-assign]
         for model in bare:
             packed_passes.pass_positions(model)
             if self.args.disable_dropout:
@@ -372,11 +371,22 @@ def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | N
     return None
 
 
-def _linear_in_float32(head: nn.Linear, hidden: Tensor) -> Tensor:
-    """Return a head's logits, computed in float32 even under autocast."""
-    with torch.autocast(hidden.device.type, enabled=False):
-        bias = None if head.bias is None else head.bias.float()
-        return nn.functional.linear(hidden.float(), head.weight.float(), bias)
+def _float32_forward(head: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Return a head's forward in float32, even under autocast.
+
+    A frozen head is converted once on a CPU, where it would take most of the time to decode a token.
+    """
+    converted: Tensor | None = None
+
+    def forward(hidden: Tensor) -> Tensor:
+        nonlocal converted
+        weight = head.weight.float() if converted is None else converted
+        if hidden.device.type == "cpu" and not head.weight.requires_grad:
+            converted = weight
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.float(), weight, None if head.bias is None else head.bias.float())
+
+    return forward
 
 
 # --- Parts of a generation batch: micro-batches of whole groups, and passes of at most so many tokens ---
