@@ -17,8 +17,8 @@ from documents import blocks
 from fastapi.testclient import TestClient
 from reward_models.tiny import ITEMS
 
-from think_as_locals.config.checks import load_data_config, load_recipe
-from think_as_locals.data import read
+from think_as_locals.config.checks import load_config, load_data_config, load_recipe
+from think_as_locals.data import load, read
 from think_as_locals.data.sources import jsonl
 from think_as_locals.hub.files import is_pushed_path
 
@@ -26,7 +26,15 @@ PAIRS = [
     {"prompt": f"How do people greet the {who}?", "chosen": "With a wai.", "rejected": "With a bow.", "culture": "TH"}
     for who in ("elder", "guest", "child", "monk", "teacher")
 ]
-GENERATED_FILES = ["README.md", "judge.yaml", "one_cpu.yaml", "one_gpu.yaml", "rewards.py", "test_rewards.py"]
+GENERATED_FILES = [
+    "README.md",
+    "base.yaml",
+    "judge.yaml",
+    "one_cpu.yaml",
+    "one_gpu.yaml",
+    "rewards.py",
+    "test_rewards.py",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +100,12 @@ def test_init_inspects_rows_of_every_file_format(tmp_path: Path, tal: Tal, suffi
     readme = Path("mine/README.md").read_text(encoding="utf-8")
     (validate,) = (line for line in readme.splitlines() if "tal data validate" in line)
     assert shlex.split(validate)[-1] == str(tmp_path / f"my rows: 'é'{suffix}")
-    for recipe in ("judge", "one_cpu", "one_gpu"):
-        data = load_recipe(f"mine/{recipe}.yaml").data
+    base, one_cpu, *others = (
+        load_config(f"mine/{each}.yaml", []).data for each in ("base", "one_cpu", "judge", "one_gpu")
+    )
+    for data in (base, one_cpu, *others):
         assert (data.source, data.path) == ("rows", str(tmp_path / f"my rows: 'é'{suffix}"))
+    assert load(base, 0).test == load(one_cpu, 0).test
     assert load_recipe("mine/one_gpu.yaml").run.launch is None  # doctor estimates one process
 
 
