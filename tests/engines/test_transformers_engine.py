@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reward_models.tiny import a_tokenizer, write_classifier, write_language_model, write_model
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3ForCausalLM, set_seed
 
 from think_as_locals.engines import Sampling, sample_all
-from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.engines.transformers_engine import TransformersEngine, padded
 from think_as_locals.types import ModelError, Rollout
 
 CONVERSATIONS = [[{"role": "user", "content": text}] for text in ("rice", "tea and bread", "soup in the morning")]
@@ -45,6 +46,37 @@ def test_generation_config_of_the_model_is_ignored(
     engine = load(str(path))
     assert sampled(engine, temperature) == sampled(plain, temperature)
     assert engine.model.generation_config.repetition_penalty == 3.0  # which a trainer saves with the model
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("settings", [{}, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}])
+def test_rows_of_one_prompt_share_its_prefill(tmp_path: Path, settings: dict[str, Any], temperature: float) -> None:
+    """As long as all layers have full attention; the completions are those that `generate` samples by itself."""
+    engine = load(write_model(tmp_path, Qwen3ForCausalLM, 0, a_tokenizer(), **settings))
+    conversations = [CONVERSATIONS[i] for i in (0, 2, 0, 0, 2)]
+    prompts = engine.chat.encode(conversations)
+    sampling = Sampling(max_completion_length=9, temperature=temperature, seed=3)
+    lengths: list[tuple[int, ...]] = []
+    engine.model.model.register_forward_pre_hook(
+        lambda _, __, given: lengths.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    found = engine.sample_tokens(prompts, sampling)
+    longest = max(map(len, prompts))
+    assert lengths[:2] == ([(5, longest), (5, 1)] if settings else [(2, longest - 1), (5, 1)])
+    order = sorted(range(5), key=lambda i: len(prompts[i]))
+    ids, mask = padded([prompts[i] for i in order], "left")
+    set_seed(3)
+    drawn = engine.model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=9,
+        do_sample=temperature > 0,
+        top_k=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )[:, longest:].tolist()
+    for row, i in zip(drawn, order, strict=True):
+        assert row[: len(found[i])] == found[i]
 
 
 def test_tokenizer_without_pad_or_eos_token_samples_the_same(plain: TransformersEngine, tmp_path: Path) -> None:

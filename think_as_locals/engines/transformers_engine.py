@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from inspect import signature
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -14,7 +16,8 @@ import torch
 from huggingface_hub.utils.tqdm import enable_progress_bars
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, set_seed
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedConfig, set_seed
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from think_as_locals.engines.engine import Chat, Messages, Sampling, TokenEngine, by_prefix
@@ -116,10 +119,30 @@ def neutral_generation(model: Any) -> Iterator[None]:
     """Have a model sample without dropout, by the settings it is given alone.
 
     `generate` completes them from the model's own configuration: Qwen2.5-Instruct's has a repetition penalty and a
-    top_p, so that greedy would not be greedy, others suppress tokens; vLLM does none of it.
+    top_p, so that greedy would not be greedy, others suppress tokens; vLLM does none of it. Rows with the same prompt
+    share its prefill.
     """
-    with evaluating(model), patch.dict(vars(model.generation_config), vars(GenerationConfig()), clear=True):
+    settings = patch.dict(vars(model.generation_config), vars(GenerationConfig()), clear=True)
+    with evaluating(model), settings, patch.object(model, "generate", partial(_generate, model, model.generate)):
         yield
+
+
+def _generate(model: Any, generate: Callable[..., Tensor], input_ids: Tensor, **options: Any) -> Tensor:
+    """Return what `generate` does; keys and values of equal rows, as of a group's prompt, are computed once."""
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    cache = DynamicCache(config=bare.config)
+    distinct, rows = torch.stack([input_ids, options["attention_mask"]], -1).unique(dim=0, return_inverse=True)
+    ids, mask = distinct[:, :-1].unbind(-1)  # the last token is computed row by row
+    plain = all(type(layer) is DynamicLayer for layer in cache.layers)  # neither a window nor a state
+    if plain and ids.numel() and len(distinct) < len(rows):
+        known = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0), "logits_to_keep": 1}  # 0 for padding on the left
+        more = {name: value for name, value in known.items() if name in signature(bare.forward).parameters}
+        with torch.no_grad():
+            bare(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **more)
+        if cache.get_seq_length() == ids.shape[1]:
+            cache.batch_select_indices(rows)
+            options["past_key_values"] = cache
+    return generate(input_ids, **options)
 
 
 @contextmanager
