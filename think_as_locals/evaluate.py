@@ -38,10 +38,10 @@ from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.runtime.terminal import Terminal, progress_bar, progress_console
-from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
+from think_as_locals.types import LABELS, DataError, Item, PreflightError, ThinkAsLocalsError
 
 _CONSISTENCY_K = 1.0  # of cross-lingual consistency, exp(-k |change|); the paper does not publish its value
-_TOURNAMENT_SIZE = 4  # candidates that a judge compares at a time; scalar reward models score each one
+_COMPARED = 4  # candidates that a judge compares at a time; a model that scores each one gets as many as fit an item
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +281,8 @@ class RewardModelEvaluation:
     def _select(self, collector: AnswerCollector) -> None:
         """Measure which candidates it selects, and how good these are if that is known."""
         config, section, rows = self.config, self.config.rms[self.name], self.data.candidates
-        if isinstance(section, QuerySection) and section.protocol == "listwise":
-            chosen = downstream.tournament(rows, collector.scores, _TOURNAMENT_SIZE, config.seed)
-        else:
-            chosen = downstream.best_scored(rows, collector.scores, config.seed)
+        listwise = isinstance(section, QuerySection) and section.protocol == "listwise"
+        chosen = downstream.tournament(rows, collector.scores, _COMPARED if listwise else len(LABELS), config.seed)
         if not self.peers.is_main:
             return
         table = self._result("selections").with_suffix(".jsonl")

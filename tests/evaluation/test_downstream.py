@@ -25,7 +25,6 @@ from think_as_locals.data.load import Candidates
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.downstream import (
     Result,
-    best_scored,
     plot,
     read_results,
     selection_quality,
@@ -66,12 +65,9 @@ texts = st.lists(st.integers(1, 60).map(lambda n: "x" * n), min_size=1, max_size
 
 @settings(max_examples=100)
 @given(st.lists(texts, min_size=1, max_size=4), st.integers(2, 8), st.integers(0, 3))
-def test_consistent_scorer_selects_the_best_by_scores_and_tournament(
-    rows: list[list[str]], group_size: int, seed: int
-) -> None:
+def test_consistent_scorer_selects_the_best(rows: list[list[str]], group_size: int, seed: int) -> None:
     asked = [a_row(row, number) for number, row in enumerate(rows)]
     expected = [row.index(max(row, key=len)) for row in rows]
-    assert best_scored(asked, by_length, seed) == expected
     assert tournament(asked, by_length, group_size, seed) == expected
 
 
@@ -81,9 +77,9 @@ def test_selection_does_not_depend_on_order_of_candidates_and_rows(
     row: list[str], mixed: random.Random, group_size: int
 ) -> None:
     other = sorted(row, key=lambda _: mixed.random())
-    for choose in (lambda rows: best_scored(rows, constant, 0), lambda rows: tournament(rows, constant, group_size, 0)):
-        (first, _), (_, again) = choose([a_row(row), a_row("ab", 1)]), choose([a_row("ab", 1), a_row(other)])
-        assert row[first] == other[again]
+    first, _ = tournament([a_row(row), a_row("ab", 1)], constant, group_size, 0)
+    _, again = tournament([a_row("ab", 1), a_row(other)], constant, group_size, 0)
+    assert row[first] == other[again]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +93,11 @@ def test_tournament_asks_in_rounds_of_the_group_size(group_size: int, sizes: lis
 
 
 @pytest.mark.parametrize(("number", "sizes"), [(1, []), (2, [2]), (8, [8]), (9, [5, 4]), (16, [8, 8]), (17, [6, 6, 5])])
-def test_best_scored_asks_once_in_even_parts(number: int, sizes: list[int]) -> None:
+def test_tournament_asks_first_in_even_parts(number: int, sizes: list[int]) -> None:
     scorer = RecordingScorer()
-    best_scored([a_row(["x" * (i + 1) for i in range(number)])], scorer, 0)
-    assert [sorted((len(item.responses) for item in call), reverse=True) for call in scorer.calls] == (
-        [sizes] if sizes else []
-    )
+    tournament([a_row(["x" * (i + 1) for i in range(number)])], scorer, 8, 0)
+    asked = [sorted((len(item.responses) for item in call), reverse=True) for call in scorer.calls]
+    assert asked == ([sizes] if sizes else []) + ([[len(sizes)]] if len(sizes) > 1 else [])
 
 
 def test_tournament_deduplicates_candidates_and_skips_single_ones() -> None:
@@ -116,10 +111,10 @@ def test_tournament_deduplicates_candidates_and_skips_single_ones() -> None:
 
 def test_ties_are_broken_at_random_by_seed() -> None:
     rows = [a_row([f"{i}" for i in range(16)], number) for number in range(400)]
-    for chosen in (best_scored(rows, constant, 0), tournament(rows, constant, 4, 0)):
-        assert set(chosen) == set(range(16))
-        assert 6 < sum(chosen) / len(chosen) < 9
-    assert best_scored(rows, constant, 0) != best_scored(rows, constant, 1)
+    chosen = tournament(rows, constant, 4, 0)
+    assert set(chosen) == set(range(16))
+    assert 6 < sum(chosen) / len(chosen) < 9
+    assert chosen != tournament(rows, constant, 4, 1)
 
 
 # --- what it is worth ---

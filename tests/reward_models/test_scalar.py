@@ -30,7 +30,7 @@ from transformers import (
 
 import think_as_locals as tal
 from think_as_locals.data.load import Candidates
-from think_as_locals.evaluation.downstream import best_scored
+from think_as_locals.evaluation.downstream import tournament
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.reward_model import Answer, RewardModel
@@ -88,7 +88,7 @@ def test_conversation_reaches_the_template_from_a_policy_too(path: str) -> None:
     asked = [[*messages, {"role": "user", "content": "who?"}]] * 2
     assert GroupReward(rm).score(asked, item.responses) == pytest.approx(expected, abs=1e-5)
     row = Candidates(id="1", prompt=item.prompt, turns=turns, language="en", candidates=list(item.responses))
-    best = best_scored([row], rm.score, seed=0)
+    best = tournament([row], rm.score, 8, seed=0)
     assert best == [expected.index(max(expected))]
 
 

@@ -1,7 +1,6 @@
 """Downstream validity (arXiv 2509.21798): do reward models that CARB ranks high select better candidates?
 
-An item has at most eight responses, so more candidates are judged in parts: by `best_scored` if scores are comparable
-between parts, else in a `tournament`.
+An item has at most eight responses, so more candidates are judged in a knock-out tournament.
 """
 
 from __future__ import annotations
@@ -31,31 +30,17 @@ from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
 from think_as_locals.evaluation.tables import figure, p_value
 from think_as_locals.runtime.files import read_json, write_json, write_rows, write_text
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import LABELS, DataError, Item
+from think_as_locals.types import DataError, Item
 
 _MIN_RMS = 3  # with fewer reward models every correlation is perfect, or undefined
 _FEW_RMS = 10  # with fewer the result carries a warning
 
 
-def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[int]:
-    """Return the index of the candidate with the highest score, for each row; the scorer is called once.
-
-    This is for RMs that score each response by itself. Ties are decided by a hash of seed, id and text.
-    """
-    parts = [(n, part) for n, row in enumerate(rows) for part in _parts(_shuffled(row, seed), len(LABELS))]
-    best: dict[int, tuple[float, int]] = {}
-    for (number, part), scores in zip(parts, _part_scores(rows, parts, scorer, ""), strict=True):
-        for index, score in zip(part, scores, strict=True):
-            if number not in best or score > best[number][0]:  # of equals the first drawn
-                best[number] = (score, index)
-    return [best[number][1] for number in range(len(rows))]
-
-
 def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed: int) -> list[int]:
     """Return the index of the candidate that wins a knock-out tournament, for each row.
 
-    This is for judges that compare responses. The highest score of a group reaches the next round (after a tie or parse
-    failures the first drawn), as does one alone in its group. The scorer is called once for each round.
+    The highest score of a group reaches the next round (after a tie or parse failures the first drawn), as does one
+    alone in its group. A hash of seed, id and text decides the draw. The scorer is called once for each round.
     """
     left = [_shuffled(row, seed) for row in rows]
     stage = 0
