@@ -14,7 +14,7 @@ from typing import Any
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 
-from think_as_locals.config.model_schema import EvaluationConfig, QuerySection, SampleConfig
+from think_as_locals.config.model_schema import EvaluationConfig, QuerySection
 from think_as_locals.data import read
 from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, no_edit_reason, read_edits
 from think_as_locals.data.load import Candidates, describe_items, load_side, read_candidates
@@ -26,7 +26,7 @@ from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
-from think_as_locals.evaluation.sampling import Question, advance, candidates_table, draw, questions_of
+from think_as_locals.evaluation.sampling import Question, advance, draw, questions_of
 from think_as_locals.evaluation.tables import on_terminal as table_on_terminal
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
@@ -73,24 +73,14 @@ def load_data(config: EvaluationConfig) -> EvaluationData:
 
 def plan(config: EvaluationConfig, data: EvaluationData) -> list[tuple[str, str]]:
     """Return what an evaluation would do."""
-    return [
+    rows = [
         ("reward models", ", ".join(config.rms)),
         ("items", f"{describe_items(data.items)} ({config.data.source}, {config.eval.items})"),
-        *plan_sample(config, data.questions),
     ]
-
-
-def load_questions(config: SampleConfig) -> list[Question]:
-    """Load the questions for which candidates are sampled."""
-    return questions_of(config.sample, config.seed)
-
-
-def plan_sample(config: SampleConfig | EvaluationConfig, questions: Sequence[Question]) -> list[tuple[str, str]]:
-    """Return what sampling candidates would do; nothing for an evaluation that samples none."""
-    if (section := config.sample) is None:
-        return []
-    drawn = f"{section.num_candidates} per question from {section.policy.name} ({section.task})"
-    return [("candidates", drawn), ("questions", describe_items([question.item for question in questions]))]
+    if (sample := config.sample) is not None:
+        drawn = f"{sample.num_candidates} per question from {sample.policy.name} ({sample.task})"
+        rows += [("candidates", drawn), ("questions", describe_items([question.item for question in data.questions]))]
+    return rows
 
 
 def _load_edits(config: EvaluationConfig, items: Sequence[Item]) -> Edits:
@@ -167,17 +157,6 @@ def _validity(folder: RunFolder, errors: Console) -> None:
         errors.print(f"warning: {found['warning']}")
     print_result(*map(table_on_terminal, downstream.tables(found)))
     print_result(f"validity     {folder.validity.with_suffix('.svg')}")
-
-
-def sample(config: SampleConfig, questions: Sequence[Question], folder: RunFolder) -> None:
-    """Sample candidates and write them to the folder's `candidates.jsonl`, as `eval.candidates` reads them."""
-    quiet_transformers()
-    console = progress_console()
-    console.print(f"{config.run.name}: {len(questions):,} prompts ({config.sample.task})")
-    with progress_bar(console) as bar:
-        draw(config.sample, config.seed, questions, folder, bar)
-    print_result(table_on_terminal(candidates_table(read_json(folder.candidates_summary))))
-    print_result(f"candidates  {folder.candidates}")
 
 
 def record_failure(error: Exception, path: Path) -> str:

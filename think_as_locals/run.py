@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from think_as_locals.config.checks import Config, load_config
 from think_as_locals.config.compose import compose_recipe
 from think_as_locals.config.launch import read_launch
-from think_as_locals.config.model_schema import (
-    DemonstrationConfig,
-    EditConfig,
-    EvaluationConfig,
-    SampleConfig,
-    TrainingConfig,
-)
+from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig, TrainingConfig
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import take_own_gpus
@@ -48,7 +42,6 @@ PROGRAMS: dict[type[Config], Program] = {
     RunConfig: Program("run:load_training", "train:plan", "train:run"),
     ScpoConfig: Program("run:load_pairs", "steer:plan", "steer:run"),
     EvaluationConfig: Program("evaluate:load_data", "evaluate:plan", "evaluate:run"),
-    SampleConfig: Program("evaluate:load_questions", "evaluate:plan_sample", "evaluate:sample"),
     DemonstrationConfig: Program("demonstrate:load_data", "demonstrate:plan", "demonstrate:run"),
     EditConfig: Program("edit:load_data", "edit:plan", "edit:run"),
 }

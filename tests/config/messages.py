@@ -19,7 +19,7 @@ GRPO, CARB, QUICKSTART, SCPO, PRISM, OPINIONS = (
     ASSETS / "recipes" / f"{name}.yaml"
     for name in ("tal_grpo", "carb", "quickstart", "scpo_quickstart", "scpo_prism", "scpo_globalopinionqa")
 )
-DEMONSTRATE, SAMPLE, EDIT = (ASSETS / "conf" / f"{name}.yaml" for name in ("demonstrate", "sample", "edit"))
+DEMONSTRATE, EDIT = (ASSETS / "conf" / f"{name}.yaml" for name in ("demonstrate", "edit"))
 DOWNSTREAM = ASSETS / "recipes" / "downstream.yaml"
 HEAD = "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n"
 

@@ -20,7 +20,6 @@ from config.messages import (
     OPINIONS,
     PRISM,
     QUICKSTART,
-    SAMPLE,
     SCPO,
     a_recipe,
     faults,
@@ -32,7 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from think_as_locals.config.checks import Config, load_config, load_data_config, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
-from think_as_locals.config.model_schema import EvaluationConfig, SampleConfig
+from think_as_locals.config.model_schema import EvaluationConfig
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import DataSection, KeyVariable, sections
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
@@ -131,16 +130,15 @@ SAMPLED = ["sample.policy.path=x"]
 
 
 @pytest.mark.parametrize(("task", "policy"), [*zip(TASKS, POLICIES, strict=True)])
-def test_every_sample_task_and_policy_loads_alone_and_before_an_evaluation(task: str, policy: str) -> None:
+def test_every_sample_task_and_policy_loads_before_an_evaluation(task: str, policy: str) -> None:
     assert {*group_options()["sample"]} == {*TASKS, "none"}
     assert {*group_options()["policy"]} == {*POLICIES}
     given = [f"sample={task}", *TASKS[task], f"sample.policy={policy}"]
     given += [f"sample.policy.{need}" for need in POLICIES[policy]]
-    alone, before = load_config(SAMPLE, given), load_config(DOWNSTREAM, given)
-    assert isinstance(alone, SampleConfig)
+    before = load_config(DOWNSTREAM, given)
     assert isinstance(before, EvaluationConfig)
-    assert before.sample == alone.sample
-    assert (alone.sample.task, reloaded(alone), reloaded(before)) == (task, alone, before)
+    assert before.sample is not None
+    assert (before.sample.task, reloaded(before)) == (task, before)
 
 
 @pytest.mark.parametrize("turn", range(max(map(len, group_options().values()))))
@@ -308,7 +306,7 @@ REFUSED: dict[Path, list[tuple[Given, str]]] = {
         (["sft.max_steps=10"], "sft: not all of its keys are set"),
         (["model.scratch.hidden_size=64"], "model.scratch: not all of its keys are set"),
         (["trainer=demonstrated_grpo", "sft.max_steps=0"], "sft.max_steps: got 0"),
-        (["sample.task=prompts"], "sample.* belongs to a recipe that draws candidates"),
+        (["sample.task=prompts"], "sample: no such key"),
         (["data=mix"], "data.mix: Dictionary should have at least 1 item"),
         (["data.mix.mine=blend", "data.mix.mine.path=x"], "data.mix: no such key"),
         (["data=mix", "data.mix.Mine=culture_cards"], "data.mix.Mine: got 'Mine'"),
@@ -381,14 +379,14 @@ REFUSED: dict[Path, list[tuple[Given, str]]] = {
         ([*EDITOR, "probes=[XX]"], "probes.0: got 'XX', expected 'CC', 'RC', 'CL' or 'RP'"),
         ([*EDITOR, "probes=[CL,RC,CL]"], "probes: got CL, RC, CL, expected each once"),
     ],
-    SAMPLE: [
-        ([], "no default for sample.policy.path"),
+    DOWNSTREAM: [
+        (["eval.candidates=x"], "eval.candidates: the candidates are sampled here"),
+        (["sample.policy=model"], "no default for sample.policy.path"),
         ([*SAMPLED, "sample=prompts"], "sample.scorer: got none, expected with task prompts a reward model"),
         ([*SAMPLED, "sample.scorer=constant"], "sample.scorer: got constant, expected with task multiple_choice none"),
         ([*SAMPLED, *BLEND, "sample.items=test"], "sample.items: got test, expected all"),
         ([*SAMPLED, *BLEND, "sample.data=jsonl", "sample.data.path=y"], "sample.data: got jsonl, but only blend"),
     ],
-    DOWNSTREAM: [(["eval.candidates=x"], "eval.candidates: the candidates are sampled here")],
     CARB: [
         (["rms.mine=judge"], "no default for rms.mine.path"),
         ([*MINE, "rms.mine.prompt=rm_r1", "rms.mine.culture=inferred"], "rms.mine.culture: got inferred"),
@@ -500,8 +498,8 @@ def test_url_with_credentials_is_rejected_without_repeating_them(url: str) -> No
 SERVERS = [  # every place of a recipe that names one
     (DEMONSTRATE, "teacher", []),
     (EDIT, "editor", []),
-    (SAMPLE, "sample.policy", []),
-    (SAMPLE, "sample.scorer", ["sample=prompts", *SAMPLED]),
+    (DOWNSTREAM, "sample.policy", []),
+    (DOWNSTREAM, "sample.scorer", ["sample=prompts", *SAMPLED]),
     (CARB, "rms.mine", []),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 from data.sources.test_blend import a_folder
 
 from think_as_locals.config.checks import load_config
-from think_as_locals.config.model_schema import SampleConfig, SampleSection
+from think_as_locals.config.model_schema import EvaluationConfig, SampleSection
 from think_as_locals.evaluation.sampling import Question, chosen_option, quality, questions_of, vote_share
 
 
@@ -67,8 +67,9 @@ def test_vote_share_of_short_answers(text: str, share: float) -> None:
 
 
 def section(*overrides: str) -> SampleSection:
-    config = load_config("conf/sample.yaml", ["sample.policy.path=x", *overrides])
-    assert isinstance(config, SampleConfig)
+    config = load_config("recipes/downstream.yaml", ["sample.policy.path=x", *overrides])
+    assert isinstance(config, EvaluationConfig)
+    assert config.sample is not None
     return config.sample
 
 

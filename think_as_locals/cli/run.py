@@ -1,4 +1,4 @@
-"""`tal run`, `launch`, `doctor`, `recipes`, `demonstrate`, `sample`: run, check, show or copy a recipe."""
+"""`tal run`, `launch`, `doctor`, `recipes`, `demonstrate`: run, check, show or copy a recipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from think_as_locals.types import ConfigError
 _RECIPE = "a recipe file, or the name of a built-in one (tal recipes)"
 _EXAMPLES = {
     "demonstrate": "teacher.path=MODEL data=jsonl data.path=FILE tries=8",
-    "sample": "sample=short_answers sample.data.path=DIR sample.policy.path=MODEL",
     "edit": "data=carb data.path=FILE editor.url=URL editor.model=MODEL",
 }
 
@@ -78,7 +77,6 @@ def add(commands: Any) -> None:
     demonstrate = add_command(commands, "demonstrate", "have a model write demonstrations for a cold start (sft.data)")
     hint = "retry items that no try got right, with the best response in the prompt (hint=true)"
     demonstrate.add_argument("--hint", action="store_true", help=hint)
-    add_command(commands, "sample", "sample candidates from a policy for each prompt, and score them (eval.candidates)")
 
 
 def add_command(commands: Any, name: str, summary: str) -> ArgumentParser:

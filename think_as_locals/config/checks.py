@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
-from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig, SampleConfig
+from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import GrpoSection, ItemsConfig, SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig, ScpoSection
@@ -19,17 +19,16 @@ from think_as_locals.types import ConfigError, cut, first_of, shown
 
 _MAX_FAULTS = 40  # faults in a message
 
-Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig
+Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | EditConfig
 """What a recipe becomes, as `_KINDS` says."""
 
 
 class _Kind(NamedTuple):
     """A kind of recipe."""
 
-    section: str  # a recipe with this section is of this kind ...
+    section: str  # a recipe with this section is of this kind
     schema: type[Config]
     action: str
-    absent_section: str = ""  # ... unless it also has this one
 
 
 _KINDS = (
@@ -37,7 +36,6 @@ _KINDS = (
     _Kind("rms", EvaluationConfig, "evaluates reward models"),
     _Kind("scpo", ScpoConfig, "steers a reward model"),
     _Kind("teacher", DemonstrationConfig, "asks a teacher for demonstrations"),
-    _Kind("sample", SampleConfig, "draws candidates of a policy", absent_section="rms"),
     _Kind("editor", EditConfig, "has a model edit items"),
 )
 
@@ -78,7 +76,7 @@ def load_data_config(overrides: Sequence[str]) -> ItemsConfig:
 
 def validate(values: Mapping[str, Any]) -> Config:
     """Validate a composed configuration of any kind."""
-    kinds = [kind for kind in _KINDS if kind.section in values and kind.absent_section not in values]
+    kinds = [kind for kind in _KINDS if kind.section in values]
     if len(kinds) > 1:
         owners = ", ".join(f"{kind.section}.* belongs to a recipe that {kind.action}" for kind in kinds)
         raise ConfigError(

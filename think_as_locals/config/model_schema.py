@@ -220,13 +220,6 @@ class SampleSection(schema.Section):
             yield f"items: got {self.items}, expected all: short answers have no split"
 
 
-class SampleConfig(schema.Recipe):
-    """Candidates of a policy: conf/sample.yaml."""
-
-    run: schema.RunSection
-    sample: SampleSection
-
-
 TrainingConfig = RunConfig | ScpoConfig
 """What trains: its processes share one model."""
 

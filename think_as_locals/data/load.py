@@ -290,7 +290,7 @@ class Candidates(RowModel):
     qualities: tuple[FiniteFloat, ...] | None = None
     group: Text | None = None  # derived from the prompt if it is not given
     turns: tuple[tuple[str, str], ...] = ()  # of a prompt that is a conversation, as `Item.turns`
-    sampled: Any = None  # how `tal sample` made them
+    sampled: Any = None  # how an evaluation drew them
 
     @field_validator("qualities")
     @classmethod

@@ -5,7 +5,6 @@ Tasks for a policy are multiple choice, short answers with people's votes, and p
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections import Counter
@@ -28,13 +27,13 @@ from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.engine import EVERY_TEMPLATE, load_engine
 from think_as_locals.evaluation.journal import Advance, query_with_journal
 from think_as_locals.evaluation.judgements import with_cultures
-from think_as_locals.evaluation.statistics import RESAMPLES, accuracy, estimate_mean
+from think_as_locals.evaluation.statistics import accuracy
 from think_as_locals.evaluation.tables import figure
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.reward_models.reward_model import Answer, Answered, Request, identify_weights
-from think_as_locals.runtime.files import write_json, write_rows
+from think_as_locals.runtime.files import write_rows
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, Item
@@ -244,8 +243,8 @@ def draw(
     bar: Progress,
     peers: Peers = ALONE,
 ) -> None:
-    """Sample candidates, score them, and write the folder's `candidates.jsonl` and, last, `candidates.json`."""
-    if peers.exchange(folder.candidates_summary.is_file())[0]:
+    """Sample candidates, score them, and write them to the folder's `candidates.jsonl`."""
+    if peers.exchange(folder.candidates.is_file())[0]:
         return
     items = [question.item for question in questions]
     requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
@@ -269,7 +268,6 @@ def draw(
     texts = [[answer["text"].strip() or NO_ANSWER for answer in found] for found in of_questions]
     scores = qualities(section, seed, questions, texts)
     provenance = {"policy": identity, "temperature": section.temperature, "task": section.task}
-    folder.candidates.unlink(missing_ok=True)  # of a run that was killed before the summary
     rows = (
         {
             **{name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group", "turns")},
@@ -284,7 +282,6 @@ def draw(
         for item, of_item, found, item_scores in zip(items, texts, of_questions, scores, strict=True)
     )
     write_rows(folder.candidates, rows)
-    write_json(folder.candidates_summary, summary(section, items, scores, seed))
 
 
 def _asked(item: Item) -> Messages:
@@ -305,32 +302,3 @@ def qualities(
         reward = GroupReward(rm)
         found = iter([reward.neutral if value is None else value for value, _ in reward.rewards(rows)])
     return [[next(found) for _ in of_q] for of_q in texts]
-
-
-def summary(
-    section: SampleSection, items: Sequence[Item], scores: Sequence[Sequence[float]], seed: int
-) -> dict[str, Any]:
-    """Return the mean quality of candidates and of the best of each question, in all and by culture, as JSON."""
-    bounds = (0, 1) if section.scorer is None else (-math.inf, math.inf)
-
-    def part(of: Sequence[tuple[Item, Sequence[float]]]) -> dict[str, Any]:
-        groups, every = [item.group for item, _ in of], [found for _, found in of]
-        columns = {"mean": [sum(found) / len(found) for found in every], "best": list(map(max, every))}
-        return {
-            name: estimate_mean(column, groups, RESAMPLES, seed, bounds=bounds).as_dict("quality")
-            for name, column in columns.items()
-        }
-
-    found = with_cultures(list(zip(items, scores, strict=True)), part, lambda each: each[0])
-    return {"task": section.task, "num_candidates": section.num_candidates, **found}
-
-
-def candidates_table(found: Mapping[str, Any]) -> DataFrame:
-    """Return a summary as a table."""
-    headings = {"mean": "mean quality", "best": f"best of {found['num_candidates']}"}
-    rows = [
-        {"culture": name}
-        | {text: figure(part[key], "quality", ".3f", 1, show_n=True) for key, text in headings.items()}
-        for name, part in [*found["by_culture"].items(), ("all", found)]
-    ]
-    return DataFrame(rows)

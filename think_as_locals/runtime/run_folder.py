@@ -80,7 +80,6 @@ class RunFolder(StageFolder):
         self.tensorboard: Final = path / "tensorboard"
         self.demonstrations: Final = path / "demonstrations.jsonl"  # of a teacher; written last
         self.candidates: Final = path / "candidates.jsonl"  # of a policy, for best-of-N selection
-        self.candidates_summary: Final = path / "candidates.json"  # their quality; written last
         self.leaderboard: Final = path / "leaderboard.json"  # of an evaluation; beside it .md and .html
         self.validity: Final = path / "validity.json"  # of accuracy for best-of-N selection; beside it .svg
         self.steering: Final = path / "scpo.json"  # of an SCPO run; beside it scpo.md
@@ -97,14 +96,7 @@ class RunFolder(StageFolder):
     @property
     def findings(self) -> Path:
         """The JSON document with the results of a run or a sweep, which `tal run --json` prints."""
-        documents = [
-            self.sweep,
-            self.steering,
-            self.leaderboard,
-            self.yields,
-            self.candidates_summary,
-            *[*self.evaluated_steps().values()][-1:],
-        ]
+        documents = [self.sweep, self.steering, self.leaderboard, self.yields, *[*self.evaluated_steps().values()][-1:]]
         return next(filter(Path.is_file, documents))
 
     def result(self, stage: str, name: str) -> Path:
