@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import yaml
 from conftest import ROOT
 from hub.small_runs import REPO, card_of, content_of, refused, write_evaluation
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_models.tiny import ITEMS
@@ -205,17 +204,3 @@ def test_no_item_text_is_published(run: Path) -> None:
     texts = b"".join(text for path, text in content.items() if path.startswith(("README", "carb/", "prompt/")))
     for item in ITEMS:
         assert item.prompt.encode() not in texts
-
-
-def test_eval_results_name_the_hub_dataset(run: Path, tmp_path: Path) -> None:
-    assert ".eval_results/carb.yaml" not in content_of(prepare(run, REPO))  # not measured on data of the Hub
-    paths = {"one": f"data.path=people/carb@{COMMIT}:th:test", "two": "data.path=people/carb@v1"}
-    folders = [write_evaluation(tmp_path / name, run / "model", "data=carb", path) for name, path in paths.items()]
-    text = content_of(prepare(run, REPO, evaluations=folders))[".eval_results/carb.yaml"]
-    one, two = parse_eval_result_entries(yaml.safe_load(text))
-    assert (one.dataset_id, one.task_id, one.dataset_revision) == ("people/carb", "th", COMMIT)
-    assert (two.dataset_id, two.task_id, two.dataset_revision) == ("people/carb", "default", None)
-    carb = json.loads((folders[0] / "carb" / "mine.json").read_text())
-    assert one.value == round(100 * carb["accuracy"], 2)
-    low, high = (100 * end for end in carb["ci95"])
-    assert f"n={carb['n']}, 95 % interval {low:.1f} to {high:.1f}; listwise, greedy" in str(one.notes)

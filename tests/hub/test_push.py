@@ -18,7 +18,7 @@ from huggingface_hub import HfApi
 from think_as_locals.cli import main
 from think_as_locals.hub.push import HubError, Pushed, prepare, upload
 from think_as_locals.reward_models.judge import Judge
-from think_as_locals.types import ConfigError, Item, RubricLanguage
+from think_as_locals.types import ConfigError, DataError, Item, RubricLanguage
 
 PLANTED = b"what was planted here"
 FROM_MODEL = {
@@ -42,8 +42,11 @@ def test_push_sends_exactly_the_allowed_files(run: Path, hub: FakeHub, api: HfAp
     (tmp_path / "secret.txt").write_bytes(PLANTED)
     for name in ("optimizer.pt", "training_args.bin", ".env", "notes.md", "model.safetensors.bak"):
         (run / "model" / name).write_bytes(PLANTED)
-    (run / "model" / "vocab.json").symlink_to("/etc/passwd")
-    (run / "model" / "merges.txt").symlink_to(tmp_path / "secret.txt")
+    for name, target in (("vocab.json", Path("/etc/passwd")), ("merges.txt", tmp_path / "secret.txt")):
+        (run / "model" / name).symlink_to(target)
+        with pytest.raises(DataError, match=f"{name}: not a plain file"):
+            push(run, api)
+        (run / "model" / name).unlink()
     (run / "model" / "LICENSE").write_text("Free.\n")
     (run / "model" / "checkpoint").mkdir()
     push(run, api)
@@ -173,12 +176,3 @@ def test_pushed_run_downloads_as_an_identical_judge(
     before, after = (Judge.load(str(folder)).judge([item]) for folder in (run / "model", back))
     assert before == after
     assert before[0].completion
-
-
-def test_weights_that_change_after_the_scan_are_not_sent(run: Path, hub: FakeHub, api: HfApi) -> None:
-    files = prepare(run, REPO).files
-    weights = run / "model" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes() + PLANTED)
-    with pytest.raises(HubError, match=r"model\.safetensors changed since the scan"):
-        upload(files, REPO, public=False, update=False, revision=None, api=api)
-    assert PLANTED not in b"".join(hub.stored.values())

@@ -1,14 +1,12 @@
-"""Write the model card and `.eval_results/` from the files in a run's folder, without guessing."""
+"""Write the model card from the files in a run's folder, without guessing."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from huggingface_hub import EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub import ModelCard, ModelCardData
 from markupsafe import Markup
 
 from think_as_locals.data.sources import SOURCES
@@ -16,7 +14,7 @@ from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.evaluation.pages import templates
 from think_as_locals.evaluation.tables import escape_markdown
-from think_as_locals.hub.files import CARD, RESULTS, HubFile
+from think_as_locals.hub.files import CARD, HubFile
 from think_as_locals.hub.source_run import CarbResult, JudgeRun, ScalarRun, TrainedRun, hub_data
 from think_as_locals.judging import prompt_digest
 from think_as_locals.runtime.files import read_json
@@ -24,7 +22,6 @@ from think_as_locals.scpo.report import VARIANT_NAMES
 from think_as_locals.types import GRAMMAR_PROMPTS
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def model_card(run: JudgeRun | ScalarRun, repo: str, adapter: bool) -> HubFile:
@@ -91,32 +88,3 @@ def _result_facts(result: CarbResult, run: TrainedRun) -> dict[str, Any]:
         and bool({s.source for s in own} & {s.source for s in result.sources}),
         "probes": read_json(result.probes) if result.probes else {},
     }
-
-
-def eval_results(results: Sequence[CarbResult]) -> list[HubFile]:
-    """Return the results on datasets of the Hub that it shows for a model (huggingface.co/docs/hub/eval-results)."""
-    entries = []
-    for result in results:
-        data = hub_data(result.sources[0]) if len(result.sources) == 1 else None
-        if data is None:
-            continue
-        summary, revision = result.summary, data["revision"]
-        low, high = (100 * end for end in summary["ci95"])
-        entry = EvalResultEntry(
-            dataset_id=data["id"],
-            task_id=data["config"] or "default",  # the dataset's configuration
-            value=round(100 * summary["accuracy"], 2),
-            dataset_revision=revision if revision and _COMMIT.fullmatch(revision) else None,
-            notes=(
-                f"Accuracy in per cent, n={summary['n']}, 95 % interval {low:.1f} to {high:.1f}; "
-                f"{summary['protocol']}; items: {summary['split']}; "
-                f"in format {100 * summary['in_format']['share']:.1f} %, "
-                f"parse failures {100 * summary['parse_failure']:.1f} %"
-                + (f"; {note}" if (note := carb.trained_on_note(summary)) else "")
-            ),
-        )
-        entries.append(entry)
-    if not entries:
-        return []
-    content = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True, width=120)
-    return [HubFile(RESULTS, content.encode(), generated=True)]

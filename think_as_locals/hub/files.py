@@ -17,12 +17,10 @@ from think_as_locals.hub.source_run import JudgeRun, ScalarRun, TrainedRun
 from think_as_locals.judging import prompt_texts
 from think_as_locals.reward_models.judge import SETTINGS_FILE
 from think_as_locals.reward_models.training_items import TRAINING_ITEMS_FILE
-from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.model_files import files_fault
 from think_as_locals.types import ConfigError, DataError
 
 CARD = "README.md"
-RESULTS = ".eval_results/carb.yaml"
 
 _TOKENIZER = {
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
@@ -32,9 +30,7 @@ _MODEL = {*("config.json", "generation_config.json", "model.safetensors.index.js
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|adapter_model\.safetensors")
 _ADAPTER = "adapter_config.json"
 _FIGURES = "scpo.json"  # the figures of the country that a reward model is for
-_GENERATED = re.compile(
-    rf"{'|'.join(map(re.escape, (CARD, RESULTS, _FIGURES)))}|prompt/\w+\.txt|(carb|probes)/[\w.-]+\.json"
-)
+_GENERATED = re.compile(rf"{'|'.join(map(re.escape, (CARD, _FIGURES)))}|prompt/\w+\.txt|(carb|probes)/[\w.-]+\.json")
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class HubFile:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of its content when it was scanned, which the Hub has of large files."""
+        """The hash of its content, which the Hub has of large files."""
         if isinstance(self.content, bytes):
             return hashlib.sha256(self.content).hexdigest()
         with self.content.open("rb") as file:
@@ -87,15 +83,13 @@ def collect_files(run: JudgeRun | ScalarRun, adapter: bool) -> tuple[list[HubFil
     files, left_out = [], []
     for path in sorted(folder.iterdir()):
         weights = _WEIGHTS.fullmatch(path.name) and path.name.startswith("adapter") == adapter
-        if not _is_plain(path, root):
-            left_out.append(f"{where}/{path.name!r}: not a plain file of this run")
-        elif weights or path.name in allowed:
+        if weights or path.name in allowed:
+            _check_plain(path, root)
             files.append(HubFile(path.name, path if weights else path.read_bytes()))
         elif path.name != CARD:  # the card is written anew
             left_out.append(f"{where}/{path.name!r}: not on the list of files that are pushed")
     if fault := files_fault(folder):
         raise DataError(fault)
-    _check_complete(folder, {file.path for file in files}, {_ADAPTER} if adapter else {"config.json", *settings})
     if adapter:
         # The name of the base model on the Hub, instead of a local path.
         base = {"base_model_name_or_path": run.base, "revision": run.config.model.revision}
@@ -119,30 +113,20 @@ def _about(run: JudgeRun | ScalarRun) -> Iterator[HubFile]:
                 yield _read_plain(f"{stage}/{result.name.replace(', ', '-')}.json", path, path.parents[1])
 
 
-def _is_plain(path: Path, folder: Path) -> bool:
-    """Return whether a path is a file in a folder, without links on the way."""
-    return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
+def _check_plain(path: Path, folder: Path) -> None:
+    """Raise a DataError unless a path is a file in a folder, without links on the way."""
+    if not path.is_file() or path.resolve() != folder.resolve() / path.relative_to(folder):
+        raise DataError(f"{path}: not a plain file of {folder}: put the file itself in place of a link")
 
 
 def _read_plain(name: str, path: Path, folder: Path) -> HubFile:
-    if not _is_plain(path, folder):
-        raise DataError(f"{path}: not a plain file of {folder}: put the file itself in place of a link")
+    _check_plain(path, folder)
     return HubFile(name, path.read_bytes())
 
 
 def _json_file(name: str, value: dict[str, Any]) -> HubFile:
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False)
     return HubFile(name, f"{text}\n".encode(), generated=True)
-
-
-def _check_complete(folder: Path, names: set[str], required: set[str]) -> None:
-    index = folder / "model.safetensors.index.json"
-    if index.name in names:
-        shards = set(map(str, read_json(index)["weight_map"].values()))
-    else:
-        shards = {"adapter_model.safetensors" if _ADAPTER in required else "model.safetensors"}
-    if missing := sorted((required | shards | {"tokenizer_config.json"}) - names):
-        raise DataError(f"{folder}: lacks {', '.join(missing)} (links do not count), so the model could not be loaded")
 
 
 def _check_adapter(run: TrainedRun, folder: Path) -> None:

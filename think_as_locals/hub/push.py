@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError  # type: ignore[attr-defined]  # HTTPError: of httpx or httpx2, as the version has it
 
-from think_as_locals.hub.card import eval_results, model_card
+from think_as_locals.hub.card import model_card
 from think_as_locals.hub.files import HubFile, collect_files, is_pushed_path
 from think_as_locals.hub.leaks import scan_for_leaks
 from think_as_locals.hub.source_run import read_judge_run, read_scalar_run
@@ -68,9 +68,7 @@ def prepare(
         if licence == "other" and not any(file.path == "LICENSE" for file in files):
             raise ConfigError(f"--license other: put its text into {source.model / 'LICENSE'}, which is then pushed")
         source = replace(source, stated_licence=licence)
-    files += [model_card(source, repo, adapter), *eval_results(source.results)]
-    for file in files:
-        _ = file.sha256  # before the scan: what changes after it is not what was scanned
+    files.append(model_card(source, repo, adapter))
     scan_for_leaks(files, source)
     return Push(repo, tuple(sorted(files, key=lambda file: file.path)), tuple(left_out))
 
@@ -107,8 +105,6 @@ def _upload(
     # Other weights of an earlier push could be loaded in place of these.
     removed = sorted(path for path in present - {file.path for file in files} if is_pushed_path(path))
     added = [CommitOperationAdd(file.path, file.content) for file in files]
-    if changed := [f.path for f, a in zip(files, added, strict=True) if a.upload_info.sha256.hex() != f.sha256]:
-        raise HubError(f"{', '.join(changed)} changed since the scan for secrets: run the same command again")
     commit = api.create_commit(  # exactly the scanned bytes; `upload_folder` would read the files again
         repo,
         [*added, *map(CommitOperationDelete, removed)],
