@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from think_as_locals.config.checks import validate_as
 from think_as_locals.config.model_schema import EvaluationConfig
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import DataSection
@@ -186,16 +187,13 @@ def _common_facts(
 
 
 def _read_config(folder: Path, kind: type[Config]) -> Config:
-    """Read `config.yaml` of a run or an evaluation; errors do not show values, which may be secret."""
+    """Read `config.yaml` of a run or an evaluation."""
     path = RunFolder(folder).config
     try:
-        return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        reason = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        reason = f"cannot be read ({type(error).__name__})"
-    expected = "an evaluation" if kind is EvaluationConfig else "a training run"
-    raise DataError(f"{path}: not the configuration of {expected} of this version: {reason}")
+        return validate_as(kind, yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        expected = "an evaluation" if kind is EvaluationConfig else "a training run"
+        raise DataError(f"{path}: not the configuration of {expected} of this version: {error}") from error
 
 
 def _evaluation_results(evaluation: Path, model: Path) -> list[CarbResult]:
