@@ -164,8 +164,9 @@ def test_stopped_sweep_resumes_and_tabulates_failed_jobs(tmp_path: Path, warm_py
     assert [row["state"] for row in rows] == ["done", "done", "failed", "failed"]
     found = [row["validation"]["accuracy"] for row in rows[:2]]
     assert found == sorted(found, reverse=True)
+    table = (folder / "sweep.md").read_text().replace("\\", "")
     for row in rows:
-        assert all(setting in output for setting in row["combination"])
+        assert all(setting in table for setting in row["combination"])
         frozen = yaml.safe_load((folder / "jobs" / row["job"] / "quickstart.yaml").read_text())
         assert row["combination"] == [f"data.groups=[{','.join(frozen['data']['groups'])}]", f"seed={frozen['seed']}"]
         if row["state"] == "done":
@@ -179,7 +180,8 @@ def test_stopped_sweep_resumes_and_tabulates_failed_jobs(tmp_path: Path, warm_py
             log = folder / "jobs" / row["job"] / "log.txt"
             assert UNKNOWN_GROUP in log.read_text()
             assert str(log) in output
-    assert (folder / "sweep.md").read_text().count("| done ") == 2
+    assert table.count("| done ") == 2
+    assert output.count(" ended with status ") == 3
 
 
 # --- Slurm: what sbatch gets, and that a job comes of it ---

@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from think_as_locals.config.compose import ASSETS
 from think_as_locals.config.launch import find_launch, read_launch
 from think_as_locals.runtime.files import read_json, write_json
+from think_as_locals.runtime.terminal import progress_console
 
 LOG, STATUS, STOP = "log.txt", "ended.json", ".stop"
 STOPPED_STATUS = 75
@@ -62,6 +63,7 @@ def run_job(job: Path) -> None:
         time.sleep(POLL_S)
     status = STOPPED_STATUS if sent and process.returncode else process.returncode
     write_json(job / STATUS, {"status": status})  # last: a job with status 0 is not repeated
+    progress_console().print(f"{job.name} ended with status {status}")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
@@ -33,7 +32,7 @@ from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.processes import STOP_SIGNALS, on_signals
 from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir, refuse_links, resumable
 from think_as_locals.runtime.terminal import progress_console
-from think_as_locals.sweeps.runner import LOG, POLL_S, STATUS, STOP, STOPPED_STATUS, read_status
+from think_as_locals.sweeps.runner import LOG, STATUS, STOP, STOPPED_STATUS, read_status
 from think_as_locals.types import VALIDATION, ConfigError, Item, RunStoppedError
 
 JOBS = "jobs"
@@ -205,22 +204,17 @@ def _option(overrides: Sequence[str]) -> tuple[str, list[str]]:
 
 def _run_pending(jobs: Sequence[Job], folder: Path, launcher: Sequence[str], lock: int) -> None:
     """Freeze and run the jobs that are not done."""
-    progress = progress_console()
     for job in jobs:
         if (run := RunFolder(folder / job.name)).config.is_file():
             check_resumable(job.config, run)
-    pending = {job.name: job for job in jobs if read_status(folder / JOBS / job.name) != 0}
+    pending = [job for job in jobs if read_status(folder / JOBS / job.name) != 0]
     if skipped := len(jobs) - len(pending):
-        progress.print(f"{skipped} of {len(jobs)} jobs are done already")
-    for job in pending.values():
+        progress_console().print(f"{skipped} of {len(jobs)} jobs are done already")
+    for job in pending:
         (folder / JOBS / job.name / STATUS).unlink(missing_ok=True)
         freeze(job, folder)
-
-    def print_end(name: str) -> None:
-        progress.print(f"{_state(folder, pending[name])}  {pending[name].label}")
-
     if pending:
-        launch([*pending], folder, launcher, lock, print_end)
+        launch([job.name for job in pending], folder, launcher, lock)
 
 
 def freeze(job: Job, sweep: Path) -> Path:
@@ -232,10 +226,8 @@ def freeze(job: Job, sweep: Path) -> Path:
     return path
 
 
-def launch(
-    names: Sequence[str], sweep: Path, launcher: Sequence[str], lock: int, on_end: Callable[[str], None]
-) -> None:
-    """Run frozen jobs to their ends by Hydra's launcher; `on_end` is called with the name of each that has ended.
+def launch(names: Sequence[str], sweep: Path, launcher: Sequence[str], lock: int) -> None:
+    """Run frozen jobs to their ends by Hydra's launcher.
 
     The launcher has a session of its own, so that a terminal's Ctrl-C reaches this process alone, and holds the lock of
     the sweep as long as it lives.
@@ -244,17 +236,9 @@ def launch(
     listed = ",".join(f'"{name}"' for name in names)
     ours = [f"hydra.sweep.dir={quoted(str(sweep / JOBS))}", f"job={listed}"]
     command = [sys.executable, "-m", "think_as_locals.sweeps.runner", "-m", f"--config-name=sweep/{option}"]
-    process = subprocess.Popen(  # noqa: S603
-        [*command, *words, *ours], stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock]
+    subprocess.run(  # noqa: S603
+        [*command, *words, *ours], stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[lock], check=False
     )
-    running, has_ended = list(names), False
-    while running and not has_ended:
-        time.sleep(POLL_S)
-        has_ended = process.poll() is not None  # before the last look at what its jobs recorded
-        for name in [name for name in running if read_status(sweep / JOBS / name) is not None]:
-            running.remove(name)
-            on_end(name)
-    process.wait()
 
 
 def _state(sweep: Path, job: Job) -> State:
@@ -274,6 +258,8 @@ _CAPTION = (
     "which has the first variant or value of the key that varies first, and all else equal. p by question group, Holm "
     "over the column."
 )
+_ON_VALIDATION = ("step", "n", "accuracy", "ci95", "trained_on")
+_ON_TEST = (*_ON_VALIDATION, "in_format", "parse_failure", "flips")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +285,23 @@ class _Row:
 def write_table(sweep: Path, jobs: Sequence[Job], states: Mapping[str, State]) -> tuple[DataFrame, str]:
     """Write `sweep.json` and `sweep.md` into a sweep's folder; return the table and its caption."""
     rows = _rows(sweep, jobs, states)
-    gains = [_gains(rows, [row.base for row in rows]), _gains(rows, [row.first for row in rows])]
-    table = DataFrame([_cells(row, *(found.get(row.name) for found in gains)) for row in rows])
-    caption = _CAPTION
-    if any(carb.trained_on_note(part) for row in rows for part in (row.summary, row.validation) if part):
+    against_base, against_first = (_gains(rows, [getattr(row, other) for row in rows]) for other in ("base", "first"))
+    records: list[dict[str, Any]] = [
+        {
+            "name": row.name,
+            "job": row.job.name,
+            "combination": row.job.combination,
+            "state": row.state,
+            **{key: (row.summary or {}).get(key) for key in _ON_TEST},
+            "validation": row.validation and {key: row.validation.get(key) for key in _ON_VALIDATION},
+            "against_base": against_base.get(row.name),
+            "against_first": against_first.get(row.name),
+        }
+        for row in rows
+    ]
+    table, caption = DataFrame(map(_cells, records)), _CAPTION
+    if any(carb.trained_on_note(part) for record in records for part in (record, record["validation"]) if part):
         caption += " † The judge was trained on some of these items."
-    records = [_record(row, *(found.get(row.name) for found in gains)) for row in rows]
     file = RunFolder(sweep).sweep
     write_json(file, {"sweep": sweep.name, "judges": records})
     write_text(file.with_suffix(".md"), f"# {escape_markdown(sweep.name)}\n\n{caption}\n\n{markdown(table)}\n")
@@ -355,35 +352,20 @@ def _gains(rows: Sequence[_Row], others: Sequence[_Row | None]) -> dict[str, dic
     return {name: {**gain.as_dict(), "p_holm": p} for name, (gain, p) in found}
 
 
-def _cells(row: _Row, against_base: dict[str, Any] | None, against_first: dict[str, Any] | None) -> dict[str, str]:
-    test = row.summary or {}
-    cells = {"job": row.name}
-    for heading, part in (("validation, %", row.validation or {}), ("test, %", test)):
-        cells[heading] = figure(part, show_n=True) + " †" * bool(part and carb.trained_on_note(part))
+def _cells(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the row of the table about a judge."""
+    cells = {"job": record["name"]}
+    for heading, part in (("validation, %", record["validation"] or {}), ("test, %", record)):
+        cells[heading] = figure(part, show_n=True) + " †" * bool(carb.trained_on_note(part))
     cells |= {
-        "flip sets, %": figure(test.get("flips", {})),
-        "in format, %": figure(test.get("in_format", {}), "share"),
-        "parse failures, %": f"{100 * test['parse_failure']:.1f}" if test else "",
-        "step": str(test.get("step", "")),
-        "state": row.state or "",
+        "flip sets, %": figure(record["flips"] or {}),
+        "in format, %": figure(record["in_format"] or {}, "share"),
+        "parse failures, %": f"{100 * record['parse_failure']:.1f}" if record["n"] else "",
+        "step": str(record["step"] if record["n"] else ""),
+        "state": record["state"] or "",
     }
-    for heading, gain in (("base", against_base or {}), ("first", against_first or {})):
-        cells[f"against {heading}"] = figure(gain, "difference", "+.1f")
-        cells[f"p, {heading}"] = p_value(gain.get("p_holm"))
+    for name in ("base", "first"):
+        gain = record[f"against_{name}"] or {}
+        cells[f"against {name}"] = figure(gain, "difference", "+.1f")
+        cells[f"p, {name}"] = p_value(gain.get("p_holm"))
     return cells
-
-
-def _record(row: _Row, against_base: dict[str, Any] | None, against_first: dict[str, Any] | None) -> dict[str, Any]:
-    measured = ("step", "n", "accuracy", "ci95", "in_format", "parse_failure", "flips", "trained_on")
-    return {
-        "name": row.name,
-        "job": row.job.name,
-        "combination": row.job.combination,
-        "state": row.state,
-        **{key: (row.summary or {}).get(key) for key in measured},
-        "validation": {key: row.validation.get(key) for key in ("step", "n", "accuracy", "ci95")}
-        if row.validation
-        else None,
-        "against_base": against_base,
-        "against_first": against_first,
-    }
