@@ -161,7 +161,7 @@ def test_hint_is_given_only_for_unsolved_items_and_recorded(tal: Tal, words: lis
         return verdict(right(presented)) if presented[right(presented)] == BEST[ITEMS[2].prompt] else "No."
 
     with teacher_server(obeys) as (teacher, asked):
-        done = tal(*words, *teacher, "tries=1", "--hint")
+        done = tal(*words, *teacher, "tries=1", "hint=true")
     assert done.status == 0, done.err
     kept = rows(tmp_path)
     assert [row["hint"] for row in kept] == [i != 2 for i in range(8)]

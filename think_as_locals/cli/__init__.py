@@ -7,9 +7,9 @@ import select
 import sys
 import warnings
 from argparse import SUPPRESS, ArgumentParser, Namespace, _SubParsersAction
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from think_as_locals.cli import data, judge, results, run
 from think_as_locals.runtime.files import explain, file_fault
@@ -98,21 +98,34 @@ def _status_and_message(error: BaseException) -> tuple[int, str | None]:
     return 2, explain(fault) if fault else None
 
 
+class _Commands(_SubParsersAction):  # type: ignore[type-arg]
+    """The commands of a parser, each of which says in its own --help, too, what it does."""
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        return super().add_parser(name, description=options["help"], **options)
+
+
+class _Parser(ArgumentParser):
+    """The parser of `tal`, or of a command: -q and -v may come before or after it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.register("action", "parsers", _Commands)
+        both = self.add_mutually_exclusive_group()
+        output: dict[str, Any] = {"dest": "output", "action": "store_const", "default": SUPPRESS}
+        both.add_argument("-q", "--quiet", const="quiet", help="show only results and errors, no progress", **output)
+        both.add_argument("-v", "--verbose", const="verbose", help="also show the logs of libraries", **output)
+
+
 def _parser() -> ArgumentParser:
     """Return the parser of every command and its arguments."""
-    parser = ArgumentParser(
+    parser = _Parser(
         prog="tal", description="Train and use generative reward models: LLM judges that reason like locals."
     )
     parser.add_argument("--version", action="version", version=f"think-as-locals {version('think-as-locals')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (data, run, judge, results):
         module.add(commands)
-    _add_output(parser)
-    for each in _parsers(parser):  # a command's own --help says what it does, too
-        for action in each._actions:
-            if isinstance(action, _SubParsersAction):
-                for choice in action._choices_actions:
-                    action.choices[choice.dest].description = choice.help
     return parser
 
 
@@ -126,28 +139,6 @@ def _parse(words: list[str]) -> Namespace:
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments
-
-
-def _parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:
-    """Yield a parser and those of its commands."""
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, _SubParsersAction):
-            for command in action.choices.values():
-                yield from _parsers(command)
-
-
-def _add_output(parser: ArgumentParser) -> None:
-    """Add -q and -v to all parsers, so that they may come before or after a command."""
-    for each in list(_parsers(parser)):
-        both = each.add_mutually_exclusive_group()
-        for short, level, shows in (
-            ("-q", "quiet", "show only results and errors, no progress"),
-            ("-v", "verbose", "also show the logs of libraries"),
-        ):
-            both.add_argument(
-                *(short, f"--{level}"), dest="output", action="store_const", const=level, default=SUPPRESS, help=shows
-            )
 
 
 if "__mp_main__" in sys.modules:  # in a process that vLLM spawned, multiprocessing names the main module so

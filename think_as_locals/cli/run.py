@@ -1,13 +1,12 @@
-"""`tal run`, `launch`, `doctor`, `recipes`, `demonstrate`: run, check, show or copy a recipe."""
+"""`tal run`, `launch`, `doctor`, `recipes`, `demonstrate`: run, check or show a recipe."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import shlex
 import sys
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import REMAINDER, Namespace
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from importlib import import_module
@@ -16,7 +15,6 @@ from typing import Any
 
 from think_as_locals.config.compose import ASSETS, find_recipe, recipes
 from think_as_locals.config.launch import find_launch
-from think_as_locals.runtime.files import write_text
 from think_as_locals.runtime.output import print_result
 from think_as_locals.types import ConfigError
 
@@ -39,7 +37,7 @@ def add(commands: Any) -> None:
     run.add_argument("recipe", help=_RECIPE)
     example = "key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3"
     run.add_argument("overrides", nargs="*", default=[], help=example)
-    run.set_defaults(command=_run, hint=False)
+    run.set_defaults(command=_run)
 
     several = "run a recipe in several processes with accelerate launch"
     launch = commands.add_parser("launch", help=several)
@@ -63,37 +61,27 @@ def add(commands: Any) -> None:
     doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     doctor.set_defaults(command=_doctor)
 
-    known = commands.add_parser("recipes", help="list the built-in recipes; show or copy one")
+    known = commands.add_parser("recipes", help="list the built-in recipes, or print one")
+    known.add_argument("recipe", nargs="?", help="the recipe to print")
     known.set_defaults(command=_recipes)
-    parts = known.add_subparsers(metavar="COMMAND")
-    show = parts.add_parser("show", help="print a recipe")
-    show.add_argument("recipe", help=_RECIPE)
-    show.set_defaults(command=_show)
-    copy = parts.add_parser("copy", help="copy a recipe to edit")
-    copy.add_argument("recipe", help=_RECIPE)
-    copy.add_argument("file", nargs="?", type=Path, help="a new file; default: the recipe's name in this folder")
-    copy.set_defaults(command=_copy)
 
-    demonstrate = add_command(commands, "demonstrate", "have a model write demonstrations for a cold start (sft.data)")
-    hint = "retry items that no try got right, with the best response in the prompt (hint=true)"
-    demonstrate.add_argument("--hint", action="store_true", help=hint)
+    add_command(commands, "demonstrate", "have a model write demonstrations for a cold start (sft.data)")
 
 
-def add_command(commands: Any, name: str, summary: str) -> ArgumentParser:
-    """Add the parser of a command that is configured by conf/NAME.yaml, and return it."""
+def add_command(commands: Any, name: str, summary: str) -> None:
+    """Add the parser of a command that is configured by conf/NAME.yaml."""
     again = "To continue a killed run, add run.name=NAME run.resume=auto."
-    parser: ArgumentParser = commands.add_parser(name, help=summary, epilog=again)
+    parser = commands.add_parser(name, help=summary, epilog=again)
     example = f"key=value of conf/{name}.yaml, e.g. {_EXAMPLES[name]}"
     parser.add_argument("overrides", nargs="*", default=[], help=example)
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     recipe = str(ASSETS / "conf" / f"{name}.yaml")
-    parser.set_defaults(command=_run, recipe=recipe, hint=False, multirun=False, print_config=False, dry_run=False)
-    return parser
+    parser.set_defaults(command=_run, recipe=recipe, multirun=False, print_config=False, dry_run=False)
 
 
 def _run(arguments: Namespace) -> None:
     """Run a recipe, or a sweep of it, and print the results; status 1 if a job of the sweep failed."""
-    recipe, overrides = arguments.recipe, [*arguments.overrides, *(["hint=true"] if arguments.hint else [])]
+    recipe, overrides = arguments.recipe, arguments.overrides
     if arguments.multirun and arguments.print_config:
         raise ConfigError("--print-config is for one run: leave out -m; -m --dry-run prints the overrides of each job")
     if arguments.print_config:
@@ -165,23 +153,12 @@ def _doctor(arguments: Namespace) -> None:
     raise SystemExit(any(finding.fault for finding in findings))
 
 
-def _recipes(_: Namespace) -> None:
-    """Print the name of each recipe and what it does, its first comment after the line that launches it."""
-    _print_grid((path.stem, path.read_text(encoding="utf-8").splitlines()[2].lstrip("# ")) for path in recipes())
-
-
-def _show(arguments: Namespace) -> None:
-    print_result(find_recipe(arguments.recipe).read_text(encoding="utf-8").rstrip("\n"))
-
-
-def _copy(arguments: Namespace) -> None:
-    recipe = find_recipe(arguments.recipe)
-    target = arguments.file or Path(recipe.name)
-    if target.exists() or not target.parent.is_dir():
-        got = "File exists" if target.exists() else f"there is no folder {target.parent}"
-        raise ConfigError(f"{target}: {got}; give a new name, in a folder that exists")
-    write_text(target, recipe.read_text(encoding="utf-8"))
-    print_result(f"{target}: edit it, then: tal run {shlex.quote(str(target))}")
+def _recipes(arguments: Namespace) -> None:
+    """Print a recipe, or the name of each and what it does, its first comment after the line that launches it."""
+    if arguments.recipe:
+        print_result(find_recipe(arguments.recipe).read_text(encoding="utf-8").rstrip("\n"))
+    else:
+        _print_grid((path.stem, path.read_text(encoding="utf-8").splitlines()[2].lstrip("# ")) for path in recipes())
 
 
 def _print_grid(rows: Any) -> None:

@@ -49,7 +49,7 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
             message = (
                 "not a recipe, expected YAML whose `defaults` begin with a root of conf/, such as /config, or with"
             )
-            remedy = " /recipes/NAME: tal recipes copy NAME gives one to edit"
+            remedy = " /recipes/NAME: tal recipes NAME prints one to copy"
         elif lacking := re.search(r"Could not load 'recipes/(.*)'", message):
             known = [each.stem for each in recipes()]
             remedy = f"{nearest(lacking[1], known)}; recipes that come with the package: {', '.join(known)}"
