@@ -38,7 +38,7 @@ def predictions(right: Right, seed: int = 0, items: Sequence[Item] = ITEMS) -> l
 
 
 def by_name(comparisons: Sequence[Comparison]) -> dict[str, Comparison]:
-    return {c.name: c for c in comparisons}
+    return {c["name"]: c for c in comparisons}
 
 
 # --- what is compared ---
@@ -46,20 +46,20 @@ def by_name(comparisons: Sequence[Comparison]) -> dict[str, Comparison]:
 
 def test_comparison_lists_overall_rows_before_cells() -> None:
     found = compare(credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0), "cell")
-    assert [c.name for c in found[:3]] == ["all items", "flip sets", "macro, 8 cells"]
-    assert [c.name for c in found[3:]] == [f"{c}/{d}" for c in CULTURES for d in ("safety", "value")]
-    assert [c.difference.n for c in found] == [96, 96, 96] + [12] * 8
+    assert [c["name"] for c in found[:3]] == ["all items", "flip sets", "macro, 8 cells"]
+    assert [c["name"] for c in found[3:]] == [f"{c}/{d}" for c in CULTURES for d in ("safety", "value")]
+    assert [c["difference"]["n"] for c in found] == [96, 96, 96] + [12] * 8
     whole = found[0]
-    assert (whole.a.value, whole.b.value) == (0.5, pytest.approx(2 / 3))
-    assert whole.difference.value == pytest.approx(1 / 6)
-    assert set(whole.baselines) >= {"chance", "longest", "tfidf"}
-    assert found[1].baselines["tfidf"].value == found[1].baselines["chance"].value == 0.5
+    assert (whole["a"]["accuracy"], whole["b"]["accuracy"]) == (0.5, pytest.approx(2 / 3))
+    assert whole["difference"]["difference"] == pytest.approx(1 / 6)
+    assert set(whole["baselines"]) >= {"chance", "longest", "tfidf"}
+    assert found[1]["baselines"]["tfidf"]["accuracy"] == found[1]["baselines"]["chance"]["accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(("by", "cells"), [("culture", list(CULTURES)), ("script", ["Latn", "Thai"])])
 def test_cells_follow_the_chosen_breakdown(by: str, cells: list[str]) -> None:
     found = compare(credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0), by)
-    assert [c.name for c in found[3:]] == cells
+    assert [c["name"] for c in found[3:]] == cells
 
 
 def test_macro_weights_cells_equally_and_reports_missing_ones(tmp_path: Path, tal: Tal) -> None:
@@ -70,14 +70,15 @@ def test_macro_weights_cells_equally_and_reports_missing_ones(tmp_path: Path, ta
     macro = by_name(compare(a, b, "domain"))["macro, 39 of 40 cells"]
     cells = list(map(BREAKDOWNS["cell"], a.items))
     means = [accuracy(run.by_item("credit"), run.group, cells=cells).value for run in (a, b)]
-    assert (macro.a.value, macro.b.value, macro.difference.value) == (*means, pytest.approx(means[1] - means[0]))
-    assert macro.min_detectable_effect is None
-    assert len(macro.baselines) > 3
+    assert [macro[side]["accuracy"] for side in "ab"] == means
+    assert macro["difference"]["difference"] == pytest.approx(means[1] - means[0])
+    assert macro["min_detectable_effect"] is None
+    assert len(macro["baselines"]) > 3
     done = tal("compare", str(tmp_path / "one"), str(tmp_path / "two"), "--by", "domain")
     assert "Warning: macro over 39 of 40 cells; missing: Thai/safety" in done.out
     alike = [dataclasses.replace(item, source="mine", culture="TH", domain="value") for item in a.items]
     same = credited(lambda i, _: i % 2, alike)
-    assert [c.name for c in compare(same, same, "cell")] == ["all items", "TH/value"]
+    assert [c["name"] for c in compare(same, same, "cell")] == ["all items", "TH/value"]
 
 
 def test_unknown_breakdown_error_lists_the_known_ones() -> None:
@@ -90,18 +91,18 @@ def test_comparison_is_of_the_same_items_in_any_order_and_direction() -> None:
     reversed_items = credited(lambda i, _: (95 - i) % 2, ITEMS[::-1])
     there, back = by_name(compare(a, b, "culture")), by_name(compare(reversed_items, b, "culture"))
     for name, one in there.items():
-        assert one.difference.ci95 == pytest.approx(back[name].difference.ci95)
-        assert one.difference.p == pytest.approx(back[name].difference.p)
-        assert one.baselines == back[name].baselines
+        assert one["difference"]["ci95"] == pytest.approx(back[name]["difference"]["ci95"])
+        assert one["p"] == pytest.approx(back[name]["p"])
+        assert one["baselines"] == back[name]["baselines"]
     for one, other in zip(compare(a, b, "cell"), compare(b, a, "cell"), strict=True):
-        assert one.difference.value == -other.difference.value
-        assert one.difference.ci95 == pytest.approx([-end for end in reversed(other.difference.ci95)])
-        assert one.difference.p == pytest.approx(other.difference.p)
-        assert one.min_detectable_effect == pytest.approx(other.min_detectable_effect)
-        assert (one.a, one.b) == (other.b, other.a)
+        assert one["difference"]["difference"] == -other["difference"]["difference"]
+        assert one["difference"]["ci95"] == pytest.approx([-end for end in reversed(other["difference"]["ci95"])])
+        assert one["p"] == pytest.approx(other["p"])
+        assert one["min_detectable_effect"] == pytest.approx(other["min_detectable_effect"])
+        assert (one["a"], one["b"]) == (other["b"], other["a"])
     for c in compare(a, a, "cell"):
-        low, high = c.difference.ci95
-        assert (c.difference.value, c.difference.p) == (0, 1)
+        low, high = c["difference"]["ci95"]
+        assert (c["difference"]["difference"], c["p"]) == (0, 1)
         assert low < 0 < high
 
 
@@ -113,16 +114,16 @@ def test_holm_correction_applies_to_cells_only() -> None:
     places = [[i for i, item in enumerate(a.items) if item.culture == culture] for culture in CULTURES]
     columns = [run.by_item("credit") for run in (a, b)]
     raw = [difference(*(column[part] for column in columns), a.group[part]).p for part in places]
-    assert [c.difference.p for c in cells] == pytest.approx(multipletests(raw, method="holm")[1])
-    assert compare(a, b, "culture")[0].difference.p == compare(a, b, "domain")[0].difference.p
+    assert [c["p"] for c in cells] == pytest.approx(multipletests(raw, method="holm")[1])
+    assert compare(a, b, "culture")[0]["p"] == compare(a, b, "domain")[0]["p"]
 
 
 def test_min_detectable_effect_is_larger_for_cells_than_overall() -> None:
     a, b = credited(lambda i, _: i % 2), credited(lambda i, item: item.domain == "value")
     whole, *_ = compare(a, b, "culture")
     cell = by_name(compare(a, b, "culture"))["TH"]
-    assert whole.min_detectable_effect is not None
-    assert cell.min_detectable_effect is None or cell.min_detectable_effect > whole.min_detectable_effect
+    assert whole["min_detectable_effect"] is not None
+    assert cell["min_detectable_effect"] is None or cell["min_detectable_effect"] > whole["min_detectable_effect"]
 
 
 # --- the same items, or none ---

@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
 
 def _compare(arguments: Namespace) -> None:
     from think_as_locals.evaluation.breakdowns import macro_cells, macro_warning
-    from think_as_locals.evaluation.compare import CAPTION, as_dict, compare, notes, read, table
+    from think_as_locals.evaluation.compare import CAPTION, compare, notes, read, table
     from think_as_locals.evaluation.tables import on_terminal
 
     runs = {"A": Path(arguments.a), "B": Path(arguments.b)}
@@ -73,7 +73,7 @@ def _compare(arguments: Namespace) -> None:
     found = compare(a, b, arguments.by)
     if arguments.json:
         named = {name: str(run) for name, run in zip("ab", runs.values(), strict=True)}
-        print_result(json.dumps({**named, "warnings": warnings, "comparisons": [as_dict(each) for each in found]}))
+        print_result(json.dumps({**named, "warnings": warnings, "comparisons": found}))
         return
     title, caption = f"A: {arguments.a}\nB: {arguments.b}", "\n".join([CAPTION, *warnings])
     print_result(on_terminal(table(found, trained), title, caption))

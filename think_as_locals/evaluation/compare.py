@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells
 from think_as_locals.evaluation.judgements import Judgements
 from think_as_locals.evaluation.statistics import (
     Codes,
-    Difference,
-    Estimate,
     Floats,
     accuracies,
     codes,
@@ -42,16 +39,12 @@ _MAX_FAILURES = 0.05  # parse failures, from which they are pointed out
 _ALL, _FLIPS, _MACRO = "all items", "flip sets", "macro"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The comparison of two runs on some of the items, or of their means over cells; p-values of parts are adjusted."""
+Comparison = dict[str, Any]
+"""Two runs on some of the items, or their means over cells, in shares of 1 as plain JSON.
 
-    name: str
-    a: Estimate
-    b: Estimate
-    difference: Difference  # b - a, paired by item; the unit of its p-value is the question group
-    min_detectable_effect: float | None  # with 80 % power; `None` if no difference would be detected
-    baselines: dict[str, Estimate]
+`difference` is b - a, paired by item; the unit of its p-value is the question group, and p-values of parts are
+adjusted. `min_detectable_effect` is with 80 % power; `None` if no difference would be detected.
+"""
 
 
 def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
@@ -74,8 +67,9 @@ def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
         overall.append(compare_part(f"{_MACRO}, {macro['cells']}{of} cells", every, None, cells=cells))
     parts = dict(indices_by_name(list(map(BREAKDOWNS[by], a.items))))
     found = [compare_part(name, indices, len(parts)) for name, indices in parts.items()]
-    adjusted = holm([c.difference.p for c in found])
-    return overall + [replace(c, difference=replace(c.difference, p=p)) for c, p in zip(found, adjusted, strict=True)]
+    for comparison, p in zip(found, holm([each["p"] for each in found]), strict=True):
+        comparison["p"] = comparison["difference"]["p"] = p
+    return overall + found
 
 
 def _compare(
@@ -92,14 +86,16 @@ def _compare(
     groups, (a, b) = group[indices], (column[indices] for column in columns)
     every = [a, b, *(column[indices] for column in baselines.values())]
     first, second, *of_baselines = accuracies(every, groups, cells=cells)
-    return Comparison(
-        name=name,
-        a=first,
-        b=second,
-        difference=difference(a, b, groups, cells=cells),
-        min_detectable_effect=min_detectable_effect(a, b, groups, ALPHA / tests) if tests else None,
-        baselines=dict(zip(baselines, of_baselines, strict=True)),
-    )
+    gain = difference(a, b, groups, cells=cells)
+    return {
+        "name": name,
+        "a": first.as_dict(),
+        "b": second.as_dict(),
+        "difference": gain.as_dict(),
+        "baselines": {name: estimate.as_dict() for name, estimate in zip(baselines, of_baselines, strict=True)},
+        "p": gain.p,
+        "min_detectable_effect": min_detectable_effect(a, b, groups, ALPHA / tests) if tests else None,
+    }
 
 
 def _check_same_items(a: Sequence[Item], b: Sequence[Item]) -> None:
@@ -146,32 +142,22 @@ def notes(runs: Mapping[str, Path]) -> tuple[list[str], set[str]]:
     return found, {name for name, summary in summaries.items() if carb.trained_on_note(summary)}
 
 
-def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as plain JSON, in shares of 1."""
-    c = comparison
-    baselines = {name: estimate.as_dict() for name, estimate in c.baselines.items()}
-    estimates = {"a": c.a.as_dict(), "b": c.b.as_dict(), "difference": c.difference.as_dict(), "baselines": baselines}
-    return {"name": c.name, **estimates, "p": c.difference.p, "min_detectable_effect": c.min_detectable_effect}
-
-
 def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> DataFrame:
     """Return comparisons as the rows of a table, in per cent; † marks runs that were `trained` on some of the items."""
     rows = []
-    for c in comparisons:
-        name, baseline = max(c.baselines.items(), key=lambda named: named[1].value)
-        least = "none" if c.min_detectable_effect is None else f"{100 * c.min_detectable_effect:.1f}"
+    for each in comparisons:
+        name, baseline = max(each["baselines"].items(), key=lambda named: float(named[1]["accuracy"]))
+        effect = each["min_detectable_effect"]
+        least = "none" if effect is None else f"{100 * effect:.1f}"
         rows.append(
             {
-                "items": c.name,
-                "n": str(c.difference.n),
-                **{
-                    f"{side} †" if side in trained else side: figure(of.as_dict())
-                    for side, of in (("A", c.a), ("B", c.b))
-                },
-                "B - A": figure(c.difference.as_dict(), "difference", "+.1f"),
-                "p": p_value(c.difference.p),
-                "detectable": "" if c.name.startswith(_MACRO) else least,
-                "best baseline": f"{name} {figure(baseline.as_dict())}",
+                "items": each["name"],
+                "n": str(each["difference"]["n"]),
+                **{f"{side} †" if side in trained else side: figure(each[side.lower()]) for side in "AB"},
+                "B - A": figure(each["difference"], "difference", "+.1f"),
+                "p": p_value(each["p"]),
+                "detectable": "" if each["name"].startswith(_MACRO) else least,
+                "best baseline": f"{name} {figure(baseline)}",
             }
         )
     return DataFrame(rows)
