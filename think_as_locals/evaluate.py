@@ -50,8 +50,7 @@ class EvaluationData:
 
     items: Sequence[Item]
     candidates: Sequence[Candidates] = ()  # of best-of-N selection
-    edits: Edits | None = None  # for the probes, ...
-    presented: Sequence[Item] = ()  # ... with all items as presented
+    edits: Edits | None = None  # for the probes
     questions: Sequence[Question] = ()  # for which a policy draws the candidates
     faulty: Sequence[str] = ()  # rows that were left out
 
@@ -65,7 +64,6 @@ def load_data(config: EvaluationConfig) -> EvaluationData:
         items=items,
         candidates=read_candidates(Path(candidates).expanduser()) if candidates else [],
         edits=_load_edits(config, items) if config.eval.probes else None,
-        presented=[shuffle_responses(item, config.seed) for item in items] if config.eval.probes else [],
         questions=questions_of(config.sample, config.seed) if config.sample else [],
         faulty=faulty,
     )
@@ -244,7 +242,7 @@ class RewardModelEvaluation:
         config, found = self.config, dict[str, Any](scores=None)
         if collector.rm.score_requests(self.data.items[0]):
             found = probe(
-                self.data.presented,
+                [shuffle_responses(item, config.seed) for item in self.data.items],
                 self.data.edits or {},
                 collector.scores,
                 k=_CONSISTENCY_K,

@@ -14,7 +14,6 @@ import pandas as pd
 from pyarrow import Table
 
 from think_as_locals.data import flip_sets
-from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracy, codes, difference
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.formats import VOIDING
@@ -171,14 +170,6 @@ def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, l
     for thing in things:
         parts[key(thing)].append(thing)
     return dict(parts)
-
-
-def with_cultures(
-    things: Sequence[Thing], summarise: Callable[[Sequence[Thing]], dict[str, Any]], item: Callable[[Thing], Item]
-) -> dict[str, Any]:
-    """Return the summary of things about items, and the summaries of each culture under `by_culture`."""
-    cultures = grouped(things, lambda thing: BREAKDOWNS["culture"](item(thing)))
-    return {**summarise(things), "by_culture": {name: summarise(part) for name, part in sorted(cultures.items())}}
 
 
 # --- RewardBench 2's subset Ties (arXiv 2506.01937), counted as its published code does ---

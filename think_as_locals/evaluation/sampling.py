@@ -25,8 +25,9 @@ from think_as_locals.data.sources.blend import short_answers
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.engine import EVERY_TEMPLATE, load_engine
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import Advance, query_with_journal
-from think_as_locals.evaluation.judgements import with_cultures
+from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.evaluation.statistics import accuracy
 from think_as_locals.evaluation.tables import figure
 from think_as_locals.judging import shuffle_responses
@@ -118,8 +119,10 @@ class YieldCounter:
 
     def summary(self) -> dict[str, Any]:
         """Return counts, and the share of items about which something was kept, in all and by culture, as JSON."""
-        found = with_cultures(list(self._items.values()), self._part, lambda item: item)
-        return {**found, "broken": dict(self.issues.most_common())}
+        items = list(self._items.values())
+        cultures = sorted(grouped(items, BREAKDOWNS["culture"]).items())
+        by_culture = {name: self._part(of_culture) for name, of_culture in cultures}
+        return {**self._part(items), "by_culture": by_culture, "broken": dict(self.issues.most_common())}
 
     def _part(self, items: Sequence[Item]) -> dict[str, Any]:
         kept = [float(item.id in self._kept) for item in items]

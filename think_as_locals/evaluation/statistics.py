@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from scipy.special import ndtr, stdtr, stdtrit
 _MAX_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
 FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (evaluation/README.md)
 RESAMPLES = 2000  # of what compares runs, each of which may have its own `eval.bootstrap_samples`
-_MAX_CACHE_BYTES = 2**28  # bytes of draws
 _BLOCK = 2**20  # numbers of draws that are multiplied at once
 
 Values = Sequence[float] | NDArray[np.float64]
@@ -176,7 +175,8 @@ def cluster_bootstrap(
     # The quantile of draws that stands for 2.5 % (Hesterberg 2015).
     tail = float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
     means = np.empty((len(columns), samples))
-    for rows, counts in _draws(groups, samples, seed):
+    for rows in _blocks(groups, samples):
+        counts = _draws(groups, samples, seed)[rows].astype(float)
         drawn = counts @ sizes
         divisor, present = np.maximum(drawn, 1), (drawn > 0).sum(axis=1)
         for of_column, mean in zip(sums, means, strict=True):
@@ -247,28 +247,19 @@ def _mean(values: Floats, cell: Codes) -> float:
     return float((np.bincount(cell, values) / np.bincount(cell)).mean())
 
 
-_draws_kept: dict[tuple[int, int, int], NDArray[np.uint8]] = {}  # the last used at the end
-_drawing = Lock()
+@lru_cache(maxsize=32)  # numbers of groups, which other breakdowns, baselines and reward models have too
+def _draws(groups: int, samples: int, seed: int) -> NDArray[np.uint8]:
+    """Return how often each resample has each group."""
+    rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
+    counts = np.empty((samples, groups), np.uint8)  # counts fit a byte
+    for rows in _blocks(groups, samples):
+        counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
+    return counts
 
 
-def _draws(groups: int, samples: int, seed: int) -> Iterator[tuple[slice, Floats]]:
-    """Yield blocks of resamples, and how often each resample has each group.
-
-    Draws are cached for other breakdowns, baselines and reward models with the same number of groups.
-    """
-    key, step = (groups, samples, seed), max(1, _BLOCK // groups)
-    blocks = [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
-    with _drawing:
-        counts = _draws_kept.pop(key, None)
-        if counts is None:
-            rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
-            counts = np.empty((samples, groups), np.uint8)  # counts fit a byte
-            for rows in blocks:
-                counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
-        _draws_kept[key] = counts
-        while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_CACHE_BYTES:
-            del _draws_kept[next(iter(_draws_kept))]
-    return ((rows, counts[rows].astype(float)) for rows in blocks)
+def _blocks(groups: int, samples: int) -> list[slice]:
+    step = max(1, _BLOCK // groups)
+    return [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
 
 
 def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple[Floats, Codes, Codes]:
