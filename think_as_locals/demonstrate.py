@@ -23,7 +23,7 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation.journal import query_with_journal
-from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, yield_table
+from think_as_locals.evaluation.sampling import Completion, Sampler, advance, yield_summary, yield_table
 from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.judging import RULES
 from think_as_locals.judging.formats import Format
@@ -64,14 +64,18 @@ def plan(config: DemonstrationConfig, items: Sequence[Item]) -> list[tuple[str, 
 def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -> None:
     """Ask a teacher about items, and write its right completions to the folder's `demonstrations.jsonl`."""
     quiet_transformers()
-    console, tally = progress_console(), YieldCounter(items, _OUTCOMES, marks=["hinted"])
+    console, completions = progress_console(), list[Completion]()
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})")
     if not folder.demonstrations.is_file():
         with load_judge(config.teacher, config.seed) as teacher, progress_bar(console) as bar:
             # Those with the hint come last, for items that no other try judged right.
             specs = product((False, True) if config.hint else (False,), range(1, config.tries + 1))
-            rows = [row for spec in specs for row in query_teacher(config, teacher, *spec, tally, folder, bar)]
-        summary = tally.summary()
+            rows = dict[str, list[dict[str, Any]]]()
+            for spec in specs:
+                left = [item for item in items if item.id not in rows]
+                rows |= query_teacher(config, teacher, *spec, left, completions, folder, bar)
+        hinted = {name for name, (row, *_) in rows.items() if row["hint"]}
+        summary = yield_summary(items, completions, _OUTCOMES, rows.keys(), hinted=hinted)
         write_json(folder.yields, summary)
         if not rows:
             most = next(iter(summary["broken"]), None)
@@ -80,7 +84,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
                 f"no completion about {len(items)} items was right ({why}): look at {folder.journal('try-1')}; "
                 "start a new run with more tries, a larger teacher.max_completion_length or another teacher"
             )
-        write_rows(folder.demonstrations, sorted(rows, key=lambda row: tally.index(row["item"]["id"])))
+        write_rows(folder.demonstrations, (row for item in items for row in rows.get(item.id, ())))
     print_result(on_terminal(table(read_json(folder.yields))))
     print_result(f"demonstrations  {folder.demonstrations}")
 
@@ -90,12 +94,17 @@ def query_teacher(
     teacher: Judge,
     hinted: bool,
     number: int,
-    tally: YieldCounter,
+    left: Sequence[Item],
+    completions: list[Completion],
     folder: RunFolder,
     bar: Progress,
-) -> list[dict[str, Any]]:
-    """Ask about the remaining items; return a row for each right completion (with `both_orders`, of both or none)."""
-    left, rows, name = tally.left(), defaultdict[str, list[dict[str, Any]]](list), f"try-{number}{'-hint' * hinted}"
+) -> dict[str, list[dict[str, Any]]]:
+    """Ask about the items that are left, and add to the completions.
+
+    Returns:
+        By id of an item a row for each right completion, with `both_orders` of both or none.
+    """
+    rows, name = defaultdict[str, list[dict[str, Any]]](list), f"try-{number}{'-hint' * hinted}"
     teacher.engine.check_texts(left)
     seed = random.Random(f"{config.seed}-{number}-{hinted}").randrange(2**31)
     drawn: dict[str, Any] = {"temperature": config.temperature, "seed": seed}
@@ -114,13 +123,12 @@ def query_teacher(
         left = []
         for request, answer in zip(requests, answers, strict=True):
             outcome, issues = _outcome(teacher, request, answer)
-            tally.add(request.item, outcome, issues)
+            completions.append((request.item.id, outcome, issues))
             if outcome == "right":
                 found = {"order": list(request.order), "completion": answer["text"]}
                 rows[request.item.id].append({"item": asdict(request.item), **found, **provenance})
                 left.append(request.item)
-    tally.keep(left, "hinted" if hinted else None)
-    return [row for item in left for row in rows[item.id]]
+    return {item.id: rows[item.id] for item in left}
 
 
 def _conversation(teacher: Judge, request: Request, with_hint: bool) -> Messages:

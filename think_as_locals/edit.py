@@ -30,7 +30,7 @@ from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.journal import query_with_journal
-from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, load_policy, yield_table
+from think_as_locals.evaluation.sampling import Completion, Sampler, advance, load_policy, yield_summary, yield_table
 from think_as_locals.evaluation.tables import on_terminal
 from think_as_locals.judging.prompt import break_tokens, culture_name
 from think_as_locals.reward_models.reward_model import REFUSED, TOO_LONG, Answer, Request, is_unanswered
@@ -95,13 +95,13 @@ class Editor:
         self, items: Sequence[Item], folder: RunFolder, bar: Progress
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return a row for each edit that keeps the rules, in the order of the items, and the counts."""
-        config, rows = self.config, list[dict[str, Any]]()
+        config, rows, completions = self.config, dict[str, dict[str, Any]](), list[Completion]()
         reasons = {item.id: skip_reason(self.probe, item, str(language_tag(config.language))) for item in items}
-        tally = YieldCounter([item for item in items if reasons[item.id] is None], ("kept", "rejected"))
+        asked = [item for item in items if reasons[item.id] is None]
         prompt = hashlib.sha256(prompt_text(self.probe).encode()).hexdigest()[:16]
         limits = {"language": config.language, "max_completion_length": config.max_completion_length}
         for number in range(1, config.tries + 1):
-            if not (left := tally.left()):
+            if not (left := [item for item in asked if item.id not in rows]):
                 break
             seed = random.Random(f"{config.seed}-{self.probe}-{number}").randrange(2**31)
             drawn: dict[str, Any] = {"temperature": config.temperature, "seed": seed}
@@ -113,13 +113,13 @@ class Editor:
             answers = query_with_journal(sampler, path, {**made, **limits}, requests, shown, too_long="wrong")
             for item, answer in zip(left, answers, strict=True):
                 edited, broken = self._read(item, answer)
-                tally.add(item, "rejected" if broken else "kept", broken)
+                completions.append((item.id, "rejected" if broken else "kept", broken))
                 if not broken:
-                    tally.keep([item])
                     provenance = {**made, "try": number}
-                    rows.append({"item": asdict(item), "probe": self.probe, **edited, "provenance": provenance})
-        rows.sort(key=lambda row: tally.index(row["item"]["id"]))
-        return rows, {**tally.summary(), "not_asked": Counter(filter(None, reasons.values()))}
+                    rows[item.id] = {"item": asdict(item), "probe": self.probe, **edited, "provenance": provenance}
+        summary = yield_summary(asked, completions, ("kept", "rejected"), rows.keys())
+        not_asked = Counter(filter(None, reasons.values()))
+        return [rows[item.id] for item in asked if item.id in rows], {**summary, "not_asked": not_asked}
 
     def _target(self, item: Item) -> str | None:
         """Return the language into which CL puts the responses."""

@@ -1,30 +1,22 @@
-"""Yield counters: how many items a model was asked about, and how many completions were kept."""
+"""Yields: how many items a model was asked about, and how many completions were kept."""
 
 from __future__ import annotations
 
 import io
 
-import pytest
 from items import make_item
 from rich.console import Console
 from rich.progress import Progress
 
-from think_as_locals.evaluation.sampling import YieldCounter, advance, yield_table
+from think_as_locals.evaluation.sampling import advance, yield_summary, yield_table
 
 ITEMS = [make_item(id=str(i), group=f"group {i}", culture=("TH", "JP")[i % 2]) for i in range(4)]
 
 
-def test_yield_counter_counts_completions_and_kept_items() -> None:
-    tally = YieldCounter(ITEMS, ("right", "wrong"), marks=["hinted"])
-    for item in ITEMS:
-        tally.add(item, "wrong", ["late", "long"] if item.id == "0" else ["late"])
-    tally.add(ITEMS[0], "right")
-    tally.add(ITEMS[1], "right")
-    tally.keep([ITEMS[1]])
-    tally.keep([ITEMS[0]], "hinted")
-    assert [item.id for item in tally.left()] == ["2", "3"]
-    assert [tally.index(item.id) for item in ITEMS] == [0, 1, 2, 3]
-    found = tally.summary()
+def test_yields_count_completions_and_kept_items() -> None:
+    completions = [(item.id, "wrong", ["late", "long"] if item.id == "0" else ["late"]) for item in ITEMS]
+    completions += [("0", "right", []), ("1", "right", [])]
+    found = yield_summary(ITEMS, completions, ("right", "wrong"), {"0", "1"}, hinted={"0"})
     assert {key: found[key] for key in ("n", "yield", "completions", "right", "wrong", "hinted")} == {
         "n": 4,
         "yield": 0.5,
@@ -39,13 +31,11 @@ def test_yield_counter_counts_completions_and_kept_items() -> None:
     assert table.iloc[-1, -1] == "6"
 
 
-def test_yield_of_no_or_unknown_items_is_none_or_an_error() -> None:
-    found = YieldCounter([], ("right",)).summary()
+def test_yield_of_no_items_is_none() -> None:
+    found = yield_summary([], [], ("right",), [])
     assert (found["n"], found["yield"], found["right"], found["by_culture"]) == (0, None, 0, {})
     written = yield_table("probe", "edited, %", {"RC": found}, {"right": "kept"}).iloc[0].tolist()
     assert written == ["RC", "", "0"]
-    with pytest.raises(KeyError):
-        YieldCounter(ITEMS, ()).index("9")
 
 
 def test_bar_counts_the_requests_of_all_rounds() -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
@@ -89,51 +89,39 @@ def advance(bar: Progress, title: str) -> Advance:
     return update
 
 
-class YieldCounter:
-    """Counts the outcomes of completions about items, and the items for which one is kept, by `marks` if given."""
+Completion = tuple[str, str, Sequence[str]]
+"""The id of the item that a completion is about, its outcome, and the rules that it breaks."""
 
-    def __init__(self, items: Sequence[Item], outcomes: Sequence[str], marks: Sequence[str] = ()) -> None:
-        self._items = {item.id: item for item in items}
-        self._index_of = {name: index for index, name in enumerate(self._items)}
-        self._outcomes, self._marks = tuple(outcomes), tuple(marks)
-        self._counts: dict[str, Counter[str]] = {name: Counter() for name in self._items}
-        self._kept: dict[str, str | None] = {}
-        self.issues: Counter[str] = Counter()
 
-    def index(self, name: str) -> int:
-        """Return an item's index, given its id."""
-        return self._index_of[name]
+def yield_summary(
+    items: Sequence[Item],
+    completions: Sequence[Completion],
+    outcomes: Sequence[str],
+    kept: Collection[str],
+    **counted: Collection[str],
+) -> dict[str, Any]:
+    """Return counts, and the share of items about which a completion was kept, in all and by culture, as JSON.
 
-    def left(self) -> list[Item]:
-        """Return the items about which nothing has been kept yet."""
-        return [item for name, item in self._items.items() if name not in self._kept]
+    `kept` are the ids of these items; others, which are `counted` under a name, are some of them.
+    """
+    counts = defaultdict[str, Counter[str]](Counter)
+    for name, outcome, _ in completions:
+        counts[name][outcome] += 1
 
-    def add(self, item: Item, outcome: str, issues: Iterable[str] = ()) -> None:
-        """Count a completion and its faults."""
-        self._counts[item.id][outcome] += 1
-        self.issues.update(issues)
-
-    def keep(self, items: Iterable[Item], mark: str | None = None) -> None:
-        """Note that something about these items was kept."""
-        self._kept |= dict.fromkeys((item.id for item in items), mark)
-
-    def summary(self) -> dict[str, Any]:
-        """Return counts, and the share of items about which something was kept, in all and by culture, as JSON."""
-        items = list(self._items.values())
-        cultures = sorted(grouped(items, BREAKDOWNS["culture"]).items())
-        by_culture = {name: self._part(of_culture) for name, of_culture in cultures}
-        return {**self._part(items), "by_culture": by_culture, "broken": dict(self.issues.most_common())}
-
-    def _part(self, items: Sequence[Item]) -> dict[str, Any]:
-        kept = [float(item.id in self._kept) for item in items]
-        found = accuracy(kept, [item.group for item in items]).as_dict("yield") if items else {"n": 0, "yield": None}
-        counts = sum((self._counts[item.id] for item in items), Counter[str]())
+    def part(of: Sequence[Item]) -> dict[str, Any]:
+        found = [float(item.id in kept) for item in of]
+        share = accuracy(found, [item.group for item in of]).as_dict("yield") if of else {"n": 0, "yield": None}
+        total = sum((counts[item.id] for item in of), Counter[str]())
         return {
-            **found,
-            "completions": counts.total(),
-            **{outcome: counts[outcome] for outcome in self._outcomes},
-            **{mark: sum(self._kept.get(item.id) == mark for item in items) for mark in self._marks},
+            **share,
+            "completions": total.total(),
+            **{outcome: total[outcome] for outcome in outcomes},
+            **{name: sum(item.id in some for item in of) for name, some in counted.items()},
         }
+
+    by_culture = {name: part(of) for name, of in sorted(grouped(items, BREAKDOWNS["culture"]).items())}
+    broken = Counter(rule for *_, rules in completions for rule in rules)
+    return {**part(items), "by_culture": by_culture, "broken": dict(broken.most_common())}
 
 
 def yield_table(first: str, kept: str, parts: Mapping[str, Mapping[str, Any]], counted: Mapping[str, str]) -> DataFrame:
