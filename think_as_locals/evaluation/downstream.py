@@ -24,7 +24,7 @@ from think_as_locals.data.rows import faults_of, read_rows
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import macro_warning
-from think_as_locals.evaluation.pages import BLUE, GREY, draw, styled, svg
+from think_as_locals.evaluation.pages import BLUE, GREY, draw, page_style, svg
 from think_as_locals.evaluation.probes import Scorer
 from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
 from think_as_locals.evaluation.tables import figure, p_value
@@ -235,7 +235,7 @@ def tables(found: Mapping[str, Any]) -> list[DataFrame]:
     ]
 
 
-@styled
+@page_style()
 def plot(results: Sequence[Result], found: Mapping[str, Any]) -> str:
     """Return an SVG of the reward models as points, with the line of least squares, n and r2, from `validity`."""
     figure, (axes,) = draw(5.0)

@@ -6,10 +6,11 @@ import base64
 import hashlib
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, wraps
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
@@ -25,9 +26,6 @@ from think_as_locals.runtime.run_folder import RunFolder
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-P = ParamSpec("P")
-Plot = TypeVar("Plot")
 
 BLUE, GREY = "#3c82c8", "#8a94a3"
 _INK = "#010203"  # stands for the colour of a page's text, light or dark
@@ -71,17 +69,13 @@ def templates(*folders: Path) -> Environment:
     return environment
 
 
-def styled(plot: Callable[P, Plot]) -> Callable[P, Plot]:
-    """Have a function that draws and returns a plot do so in the style of pages."""
+@contextmanager
+def page_style() -> Iterator[None]:
+    """The style of pages for plots, as a context or as the decorator of a function that draws."""
+    from matplotlib import rc_context
 
-    @wraps(plot)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> Plot:
-        from matplotlib import rc_context
-
-        with rc_context(_STYLE):
-            return plot(*args, **kwargs)
-
-    return drawn
+    with rc_context(_STYLE):
+        yield
 
 
 def draw(height: float, plots: int = 1) -> tuple[Figure, Sequence[Axes]]:
@@ -100,7 +94,7 @@ def svg(figure: Figure) -> Markup:
     return Markup(_NOT_XML.sub("\ufffd", text[text.index("<svg") :].replace(_INK, "currentColor")))  # noqa: S704
 
 
-@styled
+@page_style()
 def intervals_plot(
     estimates: Sequence[tuple[str, Mapping[str, Any]]],
     marked: float | None = None,

@@ -47,7 +47,6 @@ class Change:
     """How much an edit changed the score of an item's best response, in %: signed, and `None` if undefined."""
 
     before: Item
-    after: Item
     language: str
     percent: Mapping[Form, float | None]
 
@@ -84,7 +83,7 @@ def probe(
             old, new = scores[before], scores[after]
             relative = _percent(_margin(new, after.best) - _margin(old, before.best), spread)
             paper = _percent(new[after.best] - old[before.best], old[before.best])
-            changes.append(Change(before, after, language, {"relative": relative, "paper": paper}))
+            changes.append(Change(before, language, {"relative": relative, "paper": paper}))
         edited_ids = {c.before.id for c in changes}
         by_culture = sorted(grouped(changes, lambda c: BREAKDOWNS["culture"](c.before)).items())
         by_language = sorted(grouped(changes, lambda c: c.language).items())

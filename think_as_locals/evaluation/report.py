@@ -22,7 +22,7 @@ from think_as_locals.evaluation import carb, tables
 from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.judgements import annotate, read_judgements
-from think_as_locals.evaluation.pages import BLUE, GREY, draw, heat_map, read_settings, styled, svg, templates
+from think_as_locals.evaluation.pages import BLUE, GREY, draw, heat_map, page_style, read_settings, svg, templates
 from think_as_locals.evaluation.tables import figure
 from think_as_locals.runtime.files import write_text
 from think_as_locals.runtime.run_folder import RunFolder
@@ -66,18 +66,16 @@ def write_report(run_dir: Path) -> Path:
         raise DataError(f"{run.carb_dir}: no step-N.json; a report needs at least one CARB measurement")
     last, first = summaries[-1], summaries[0]
     before = first if first["step"] == 0 and len(summaries) > 1 else None
-    files = [run.evaluation(TEST, step["step"]).with_suffix(".parquet") if step else None for step in (before, last)]
-    earlier, now = (annotate(read_judgements(file)) if file and file.is_file() else None for file in files)
-    pairs = None if now is None else _pairs(earlier, now)
-    counts = Counter(pair.outcome for pair in pairs or ())
+    files = [run.evaluation(TEST, step["step"]).with_suffix(".parquet") for step in (before, last) if step]
+    *earlier, now = (annotate(read_judgements(file)) for file in files)
+    pairs = _pairs(earlier[0] if before else None, now)
+    counts = Counter(pair.outcome for pair in pairs)
     curves, warned = _logged(run.metrics)
     settings = read_settings(run_dir)
     missing = [
         (len(summaries) == 1 and last["step"] == 0, "No evaluation after step 0, so there is no learning curve."),
         (not before and last["step"] != 0, "No evaluation at step 0 to compare the last step with."),
         (not curves, "No GRPO rewards in metrics.jsonl, so there is no training curve."),
-        (pairs is None, f"No carb/step-{last['step']}.parquet: judgements cannot be shown."),
-        (before and pairs and earlier is None, "No carb/step-0.parquet: judgements before GRPO cannot be shown."),
     ]
     contents = (
         templates()
@@ -96,7 +94,7 @@ def write_report(run_dir: Path) -> Path:
             steps=tables.html(_measured({f"step {s['step']}": s for s in summaries}), "All evaluations"),
             map=heat_map(last, before),
             tables=[(caption, tables.html(table, caption)) for caption, table in _tables(run, last, before)],
-            pairs=None if pairs is None else choose_judgements(pairs),
+            pairs=choose_judgements(pairs),
             outcomes={name: counts[name] for name in (*PAIRED, *SINGLE) if counts[name]},
             next_steps=next_steps(run),
             **settings,
@@ -173,7 +171,7 @@ def _flip_rows(summary: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"items of whole sets": summary["flips"], "sets with every item right": summary["flips"]["by_set"]}
 
 
-@styled
+@page_style()
 def _learning_curve(summaries: Sequence[Mapping[str, Any]]) -> Markup:
     """Return the accuracy at each evaluated step with its interval."""
     plot, (axes,) = draw(3.2)
@@ -187,7 +185,7 @@ def _learning_curve(summaries: Sequence[Mapping[str, Any]]) -> Markup:
     return svg(plot)
 
 
-@styled
+@page_style()
 def _training_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Markup:
     """Return the logged values of each name with a moving mean, one plot below the other."""
     plot, axes = draw(1.7 * len(curves), len(curves))
@@ -258,10 +256,7 @@ def _logged(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str]]:
     found: dict[str, dict[int, float]] = defaultdict(dict)
     warned = list[str]()
     for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            values = json.loads(line)
-        except ValueError:  # the torn last line of a run that was stopped
-            continue
+        values = json.loads(line)
         if "warning" in values:
             warned.append(str(values["warning"]))
         for key, value in values.items() if values["stage"] == "grpo" else ():

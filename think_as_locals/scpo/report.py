@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.evaluation import tables
-from think_as_locals.evaluation.pages import BLUE, draw, intervals_plot, read_settings, styled, svg, templates
+from think_as_locals.evaluation.pages import BLUE, draw, intervals_plot, page_style, read_settings, svg, templates
 from think_as_locals.evaluation.tables import escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json, write_json, write_text
@@ -252,7 +252,7 @@ def _accuracies(rows: Sequence[dict[str, Any]], name: Callable[[dict[str, Any]],
     return intervals_plot(estimates, *axis) if estimates else Markup()
 
 
-@styled
+@page_style()
 def _weights(rows: Sequence[dict[str, Any]]) -> Markup:
     """Return how many training pairs have which weight, a plot for each variant."""
     if not rows:
