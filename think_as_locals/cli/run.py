@@ -122,12 +122,9 @@ def _launch(arguments: Namespace) -> None:
     for word in arguments.rest:
         is_override = word.startswith("~") or ("=" in word and not word.startswith("-"))
         (overrides if is_override else options).append(word)
-    for index, word in enumerate(options):
-        name, _, value = word.partition("=")
-        if name == "--config_file" and value:
-            options[index] = f"{name}={find_launch(value)}"
-        elif name == "--config_file" and index + 1 < len(options):
-            options[index + 1] = str(find_launch(options[index + 1]))
+    if "--config_file" in options[:-1]:
+        file = options.index("--config_file") + 1
+        options[file] = str(find_launch(options[file]))
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # has accelerate
     program = ["--module", "think_as_locals", "run", str(recipe), *overrides]
     os.execvp("bash", ["bash", str(ASSETS / "launch" / "node.sh"), *options, *program])  # noqa: S606, S607
