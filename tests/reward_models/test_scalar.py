@@ -283,7 +283,7 @@ def test_too_long_response_is_rejected_before_any_answer_is_kept(path: str) -> N
 @pytest.mark.parametrize("labels", [2, 3])
 def test_head_with_several_labels_is_rejected(tmp_path: Path, labels: int) -> None:
     path = write_classifier(tmp_path, num_labels=labels)
-    with pytest.raises(ModelError, match=rf"head with {labels} labels \(Qwen3ForS.*\), expected one"):
+    with pytest.raises(ModelError, match=rf"Qwen3ForS.*one label.*score\.weight is \[{labels}, 32\]"):
         ScalarRM.load(path)
 
 
@@ -361,7 +361,7 @@ def test_head_of_one_output_is_read_though_the_config_says_two_labels(tmp_path: 
         torch.save(weights, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
         assert ScalarRM.load(str(path)).score(ITEMS) == near
     (path / "pytorch_model.bin").write_bytes(b"no weights")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin: damaged"):
+    with pytest.raises(ModelError, match="cannot be loaded: UnpicklingError"):
         ScalarRM.load(str(path))
 
 

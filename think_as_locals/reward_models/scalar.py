@@ -11,15 +11,11 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from pickle import UnpicklingError
 from types import MappingProxyType
 from typing import Any
-from zipfile import is_zipfile
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 
@@ -39,8 +35,7 @@ from think_as_locals.reward_models.reward_model import (
     margin,
     query_all,
 )
-from think_as_locals.runtime.files import read_json
-from think_as_locals.runtime.model_files import files_fault, model_file, reading_model
+from think_as_locals.runtime.model_files import model_file, reading_model
 from think_as_locals.types import LABELS, DataWarning, Item, Judgement, ModelError, TooLongError, first_of
 
 _logger = logging.getLogger(__name__)
@@ -343,55 +338,29 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
     named = (config.architectures or [""])[0]
     if getattr(config, "auto_map", None) and not hasattr(transformers, named):
         raise ModelError(f"{path}: {named} is code of its own, which is not run: nothing else gives its scores")
-    # OpenRLHF saves a head of one output, and leaves the default of two labels in config.json.
-    head, labels = _stored_head(path, revision)
-    if labels == 1:
-        config.num_labels = 1
-    elif config.num_labels != 1:
-        raise ModelError(
-            f"{path}: a head with {config.num_labels} labels ({', '.join(config.architectures or ['unnamed'])}), "
-            "expected one, the score: give a reward model"
-        )
+    config.num_labels = 1  # OpenRLHF saves a head of one output as `value_head`, and leaves the default of two labels
     model, info = AutoModelForSequenceClassification.from_pretrained(
         path,
         config=config,
         revision=revision,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # it says which
         trust_remote_code=False,
-        key_mapping={r"^value_head\.": "score."} if head == "value_head" else None,
+        key_mapping={r"^value_head\.": "score."},
         **attention(path, revision),
         **options,
     )
+    if odd := sorted(info["mismatched_keys"]):
+        name, stored, expected = odd[0]
+        raise ModelError(
+            f"{path} ({named}): its weights have other shapes than config.json describes with one label, the score "
+            f"({name} is {list(stored)}, expected {list(expected)}): give a reward model, or save or download it again"
+        )
     if lost := sorted(info["missing_keys"]):
-        raise ModelError(f"{path} lacks weights of a classifier, which would be random: {first_of(lost, 5)}")
+        lacking = first_of(lost, 5)
+        raise ModelError(f"{path} ({named}) lacks weights of a classifier, which would be random: {lacking}")
     require_all_read(path, info, "its scores would not be its own: is its architecture one that transformers has?")
     return _ready(model)
-
-
-def _stored_head(path: str, revision: str | None) -> tuple[str, int | None]:
-    """Return the name of a classifier's stored head, `score` or OpenRLHF's `value_head`, and its number of outputs.
-
-    There is none (`None`) if no head is stored by these names.
-    """
-    for weights, name in product(("model.safetensors", "pytorch_model.bin"), ("score", "value_head")):
-        key, index = f"{name}.weight", model_file(path, f"{weights}.index.json", revision)
-        shard = read_json(index).get("weight_map", {}).get(key) if index else weights
-        file = model_file(path, str(shard), revision) if shard else None
-        if file is None:
-            continue
-        try:
-            if file.suffix == ".bin":
-                stored = torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
-                shape = stored[key].shape if key in stored else None
-            else:
-                with safe_open(file, "pt") as tensors:
-                    shape = tensors.get_slice(key).get_shape() if key in tensors.keys() else None  # noqa: SIM118
-        except (SafetensorError, RuntimeError, UnpicklingError, EOFError, TypeError) as error:
-            fault = files_fault(file.parent) or f"{file}: damaged, or no weights ({error}): download it again"
-            raise ModelError(fault) from error
-        if shape is not None:
-            return name, shape[0]
-    return "score", None
 
 
 def _ready(model: Any) -> Any:

@@ -22,7 +22,7 @@ _AGAIN = "save the model or download it again"
 _TIMEOUT = 5.0  # seconds for the Hub to answer
 _LOAD_S = 3600.0  # for all of a model, with its download
 # Of transformers and PEFT; ours.
-_LOADERS = ("from_pretrained", "get_config_dict", "architecture", "load_published", "_stored_labels")
+_LOADERS = ("from_pretrained", "get_config_dict", "architecture", "load_published")
 
 
 def unreachable() -> str | None:
