@@ -45,10 +45,10 @@ def test_secret_stops_a_push_and_is_not_shown(run: Path, kind: str, name: str) -
     assert secret[-16:] not in refused(LeakError, f"{name}: {kind}", run)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": []}', "{", '{"weight_map": {"a": [1]}}', "[" * 9000])
+@pytest.mark.parametrize("content", ["[]", "{", '{"weight_map": {"a": "other.safetensors"}}'])
 def test_invalid_weight_index_is_rejected(run: Path, content: str) -> None:
     (run / "model" / "model.safetensors.index.json").write_text(content)
-    refused(DataError, r"model.safetensors.index.json(: not JSON|: expected a JSON|: no index of weights| names)", run)
+    refused(DataError, r"model.safetensors.index.json: (not JSON|expected a JSON)|lacks other", run)
 
 
 def test_harmless_text_that_resembles_a_secret_passes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

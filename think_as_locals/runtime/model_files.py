@@ -7,17 +7,12 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
 
-from think_as_locals.runtime.files import file_fault, read_json
+from think_as_locals.runtime.files import file_fault
 from think_as_locals.runtime.processes import time_limit
-from think_as_locals.types import DataError, ModelError, ThinkAsLocalsError, cut, shown
+from think_as_locals.types import ModelError, ThinkAsLocalsError, cut
 
-_CONFIG, _ADAPTER, _INDEX = "config.json", "adapter_config.json", "model.safetensors.index.json"
-_JSON = (
-    *(_CONFIG, _ADAPTER, _INDEX, "generation_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-)
+_CONFIG = "config.json"
 _AGAIN = "save the model or download it again"
 _TIMEOUT = 5.0  # seconds for the Hub to answer
 _LOAD_S = 3600.0  # for all of a model, with its download
@@ -62,49 +57,23 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
 
 
 def files_fault(folder: Path) -> str | None:
-    """Return which file in a model's directory is damaged or missing, what was expected and a remedy, or `None`.
-
-    JSON files are read, and of weights their headers, which say how long the files have to be.
-    """
-    if not any((folder / name).is_file() for name in (_CONFIG, _ADAPTER)):
+    """Return why a directory has no whole model, going by the headers of its weights, or `None`."""
+    if not any((folder / name).is_file() for name in (_CONFIG, "adapter_config.json")):
         of_run = f"; a run's model is {folder}/model" if (folder / "model" / _CONFIG).is_file() else ""
         return f"{folder} is a directory without {_CONFIG}{of_run}"
-    try:
-        found = {name: read_json(folder / name) for name in _JSON if (folder / name).is_file()}
-    except DataError as error:
-        return f"{error}: {_AGAIN}"
-    if fault := _config_fault(found.get(_CONFIG)):
-        return f"{folder / _CONFIG}: {fault}: {_AGAIN}"
-    shards = found.get(_INDEX, {"weight_map": {}}).get("weight_map")
-    if not isinstance(shards, dict):
-        return f'{folder / _INDEX}: no index of weights, expected {{"weight_map": {{tensor: file}}}}: {_AGAIN}'
-    if missing := sorted({str(name) for name in shards.values() if not (folder / str(name)).is_file()}):
-        return f"{folder} lacks {cut(', '.join(missing))}, which {_INDEX} names: {_AGAIN}"
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights and not list(folder.glob("*.bin")):
+        return f"{folder} has no weights, expected model.safetensors: {_AGAIN}"
     if not find_spec("safetensors"):
         return None  # a missing package
     from safetensors import SafetensorError, safe_open
 
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights and not list(folder.glob("*.bin")):
-        return f"{folder} has no weights, expected model.safetensors: {_AGAIN}"
     for file in weights:
         try:
             with safe_open(file, "np"):
                 pass
         except (SafetensorError, OSError, ValueError) as error:  # ValueError: an empty file
             return f"{file}: {file.stat().st_size:,} bytes that are no whole file of safetensors ({error}): {_AGAIN}"
-    return None
-
-
-def _config_fault(config: dict[str, Any] | None) -> str | None:
-    """Return what is wrong with the fields of a config.json by which its class is chosen, if there is one."""
-    if config is None:
-        return None
-    if not isinstance(kind := config.get("model_type"), str):
-        return f"model_type is {shown(kind)}, expected the name of an architecture, such as 'qwen3'"
-    names = config.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return f"architectures is {shown(names)}, expected a list of classes, such as ['Qwen3ForCausalLM']"
     return None
 
 
