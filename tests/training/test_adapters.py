@@ -9,16 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from think_as_locals.training.adapters import (
-    adapter_tensors,
-    base_parameters,
-    lora_unsupported_reason,
-    merged_parameters,
-    save_adapter,
-)
+from think_as_locals.training.adapters import adapter_tensors, base_parameters, lora_unsupported_reason, save_adapter
 
 UNSHARDED = nullcontext  # no parameter is sharded
 
@@ -33,7 +27,7 @@ def judge(num_hidden_layers: int = 2, tied: bool = True) -> Qwen3ForCausalLM:
 @pytest.fixture
 def adapted() -> PeftModel:
     """A tiny judge in half precision with an adapter that changes it."""
-    lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, use_dora=False)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     return get_peft_model(judge().to(torch.bfloat16), lora)
 
 
@@ -43,7 +37,7 @@ def digest(model: PeftModel) -> str:
 
 
 def merged(model: PeftModel) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in merged_parameters(model, UNSHARDED)}
+    return {name: value.clone() for name, value in base_parameters(model, UNSHARDED, merged=True)}
 
 
 def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -54,12 +48,12 @@ def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 def test_base_is_bit_identical_after_whole_and_aborted_syncs(adapted: PeftModel) -> None:
     before, first = digest(adapted), merged(adapted)
     for _ in range(99):
-        for _ in merged_parameters(adapted, UNSHARDED):
+        for _ in base_parameters(adapted, UNSHARDED, merged=True):
             pass
     assert digest(adapted) == before
     assert not any(module.merged for module in adapted.modules() if hasattr(module, "lora_A"))
     assert_equal(merged(adapted), first)
-    before, seen = digest(adapted), merged_parameters(adapted, UNSHARDED)
+    before, seen = digest(adapted), base_parameters(adapted, UNSHARDED, merged=True)
     while "q_proj" not in next(seen)[0]:
         pass
     seen.close()
@@ -78,9 +72,14 @@ def test_merging_and_unmerging_with_peft_drifts(adapted: PeftModel) -> None:
 def test_merged_and_base_parameters_have_the_names_and_values_of_the_model(adapted: PeftModel) -> None:
     got = merged(adapted)
     assert_equal(got, dict(adapted.merge_and_unload().named_parameters()))
-    names = {name for name, _ in judge(1, tied=False).named_parameters()}
-    lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
-    assert merged(get_peft_model(judge(1, tied=False), lora)).keys() == names
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64, "moe_intermediate_size": 32, "head_dim": 16}
+    experts = {"num_hidden_layers": 1, "num_experts": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
+    mixture = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts)).to(torch.bfloat16)
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    lora = LoraConfig(r=2, target_modules=["q_proj"], target_parameters=targets, init_lora_weights=False)
+    got = merged(adapted := get_peft_model(mixture, lora))
+    assert_equal(got, dict(adapted.merge_and_unload().named_parameters()))
 
 
 def test_adapter_alone_is_small_and_round_trips(adapted: PeftModel, tmp_path: Path) -> None:
@@ -104,11 +103,7 @@ def test_base_parameters_exclude_the_adapter(adapted: PeftModel) -> None:
     ("adapter", "reason"),
     [
         ({}, None),
-        ({"use_rslora": True, "lora_dropout": 0.1, "target_modules": "all-linear"}, None),
-        ({"use_dora": True}, "use_dora=True"),
-        ({"modules_to_save": ["lm_head"], "bias": "all"}, "bias='all', modules_to_save=['lm_head']"),
-        ({"alpha_pattern": {"q_proj": 1}}, "alpha_pattern={'q_proj': 1}"),
-        ({"init_lora_weights": "olora"}, "init_lora_weights='olora'"),
+        ({"lora_dropout": 0.1, "target_modules": "all-linear"}, None),
         ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens (Embedding)"),
         ({"target_modules": ["lm_head"]}, "lm_head (Linear)"),
         ({"r": 32}, "its rank is 32, the engine was started for ranks up to 16"),
@@ -122,8 +117,3 @@ def test_lora_unsupported_reason_names_what_vllm_cannot_apply(adapter: dict[str,
         modules += ["o_proj", "v_proj"]
     found = lora_unsupported_reason(model, {"rank": 16, "modules": modules})
     assert found is None if reason is None else reason in str(found)
-
-
-def test_vllm_does_not_support_other_adapter_types() -> None:
-    adapter = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
-    assert lora_unsupported_reason(get_peft_model(judge(1), adapter)) == "vLLM knows no adapter of type IA3"

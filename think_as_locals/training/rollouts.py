@@ -30,8 +30,8 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
     applied_tensors,
+    base_parameters,
     lora_unsupported_reason,
-    merged_parameters,
     save_adapter,
 )
 from think_as_locals.types import TrainingError
@@ -179,7 +179,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
         self._sent = 0  # NCCL asks for names and shapes first
         self._reshard()  # after other passes without gradients, for old log-probabilities and rewards
         if is_peft_model(self.model) and not self._dist.is_fsdp:
-            yield from self._counted(merged_parameters(self.model, self._dist.gather_params))
+            yield from self._counted(base_parameters(self.model, self._dist.gather_params, merged=True))
         else:
             yield from self._counted(super()._iter_named_params())
 
