@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -226,36 +225,24 @@ class LiveView(TrainerCallback):
 @contextmanager
 def tracked(trainer: Trainer, config: RunConfig, run: RunFolder, part: str = "") -> Iterator[None]:
     """Track the training in the context by `grpo.report_to`; a `part` of the run, the cold start, by itself."""
-    environment = {}
-    if "wandb" in config.grpo.report_to:
-        names = {"WANDB_RUN_ID": run.read_id(), "WANDB_RESUME": "allow", "WANDB_DIR": str(run.path)}
-        environment = {name: os.environ.get(name, value) for name, value in names.items()}
-        environment["WANDB_RUN_ID"] += part
-        trainer.add_callback(WandbConfig(config))
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
             callback.logging_dir = f"{run.tensorboard}{part}"  # by default it is among the checkpoints
-    with patch.dict(os.environ, environment):
+    if "wandb" not in config.grpo.report_to or not PartialState().is_main_process:
         yield
-    if part and "wandb" in config.grpo.report_to:  # what follows is a run of its own; other trackers end by themselves
-        import wandb
+        return
+    import wandb
 
-        wandb.finish()
-        wandb.teardown()  # which reads the environment once
-
-
-class WandbConfig(TrainerCallback):
-    """Adds the run's configuration to its W&B run, which transformers has opened."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            import wandb
-
-            settings = {"think_as_locals": self._config.model_dump()}
-            wandb.config.update(settings, allow_val_change=True)  # a resumed run has `resume: auto`
+    with wandb.init(  # to which transformers then adds
+        project=os.environ.get("WANDB_PROJECT", trainer.args.project),
+        name=f"{config.run.name}{part}",
+        id=f"{run.read_id()}{part}",
+        resume="allow",
+        dir=os.environ.get("WANDB_DIR", run.path),
+        config={"think_as_locals": config.model_dump()},
+        allow_val_change=True,  # a resumed run has `resume: auto`
+    ):
+        yield
 
 
 class ShardsWriter(TrainerCallback):
