@@ -49,7 +49,7 @@ from think_as_locals.training.grpo import (
     share_of_rank,
     train_grpo,
 )
-from think_as_locals.training.logging import EvaluationStopped, EvaluationView, LiveView, tracked
+from think_as_locals.training.logging import EvaluationView, LiveView, tracked
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind, cut
 
 _TOKENIZER_DEMONSTRATIONS = 4000
@@ -259,26 +259,23 @@ def evaluate_policy(
     console: Console,
     signals: StopSignals,
     step: int,
-) -> dict[str, float] | None:
+) -> dict[str, float]:
     """Evaluate the policy on all sets: all ranks judge items, the main one writes the files and returns metrics.
 
-    `None` if a signal stopped it, which a run of several processes heeds only afterwards.
+    KeyboardInterrupt if a signal stops it, which a run of several processes heeds only afterwards.
     """
     view = EvaluationView(console, step)
 
     def advance(more: int, total: int) -> None:
         view.advance(more, total)
         if signals.received and PartialState().num_processes == 1:
-            raise EvaluationStopped
+            raise KeyboardInterrupt
 
     journal = folder.journal(f"step-{step}.{PartialState().process_index}")
     if PartialState().num_processes > 1:  # ranks that sample together must ask alike: each begins anew
         for path in journal.parent.glob(f"{journal.stem}-*"):
             path.unlink()
-    try:
-        judged = judge_sets(config, trainer, sets, journal, advance)
-    except EvaluationStopped:
-        return None
+    judged = judge_sets(config, trainer, sets, journal, advance)
     scored = {
         name: list(
             apply_too_long((s for i in each.items for s in judged[each.protocol, each.orders, i]), config.eval.too_long)

@@ -376,13 +376,6 @@ class StopSignals(TrainerCallback):
         """Whether this rank has received a signal."""
         return self._received > 0
 
-    def stop(self, run: str, control: TrainerControl | None) -> None:
-        """Stop at a step whose evaluation was stopped, once it is saved; before training there is nothing to save."""
-        if control is None:
-            stop_if_requested(run, self, "some judgements")
-        else:
-            self.stopped = control.should_training_stop = True
-
     def stop_requested(self) -> bool:
         """Return whether any rank has received a signal; all ranks call this together."""
         here = torch.tensor([int(self._received > 0)], device=PartialState().device)

@@ -47,7 +47,7 @@ from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedGeneration
 from think_as_locals.training.served_engine import ServedGeneration
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.training.throughput import count_parameters, operations_per_token, product_rate
-from think_as_locals.types import LABELS, TEST, ConfigError, DataError, Item
+from think_as_locals.types import LABELS, ConfigError, DataError, Item
 
 T = TypeVar("T")
 
@@ -278,15 +278,12 @@ def train_grpo(
     folder: RunFolder,
     signals: StopSignals,
     console: Console,
-    evaluate: Callable[[int], dict[str, float] | None],
+    evaluate: Callable[[int], dict[str, float]],
 ) -> None:
     """Train by GRPO with the records of a run; `evaluate` measures before, at steps and after."""
-    file_of = partial(folder.evaluation, TEST)
     with tracked(trainer, config, folder), closing(LiveView(console, "GRPO")) as view:
-        stop = partial(signals.stop, config.run.name)
-        measuring = EvalCallback(trainer, evaluate, file_of, config.eval.every_steps, stop)
         callbacks = (
-            measuring,
+            EvalCallback(trainer, evaluate, folder, config.eval.every_steps),
             CompletionsWriter(folder, trainer.rewards.take_rows, console, config.eval.every_steps),
             view,
         )

@@ -24,7 +24,7 @@ from think_as_locals.runtime.output import shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.runtime.terminal import progress_bar
 from think_as_locals.training.throughput import count_parameters
-from think_as_locals.types import cut
+from think_as_locals.types import TEST, cut
 
 _TEXTS, _SHOWN = ("prompt", "completion"), 400  # of a completion that is shown, and characters of each
 
@@ -65,10 +65,6 @@ class CompletionsWriter(TrainerCallback):
                 self._console.print(f"step {state.global_step}, one of {len(rows)} completions:{texts}\n{of}")
 
 
-class EvaluationStopped(Exception):  # noqa: N818
-    """A signal came during an evaluation."""
-
-
 class EvaluationView:
     """Prints now and then how many of an evaluation's judgements are there."""
 
@@ -85,34 +81,25 @@ class EvaluationView:
 
 
 class EvalCallback(TrainerCallback):
-    """Measures before training, every `every_steps` steps and after the last; a signal stops it between judgements."""
+    """Measures before training, every `every_steps` steps and after the last.
+
+    `evaluate` is called with a step; one that `run` has the results of is done. It raises KeyboardInterrupt if a signal
+    stops it.
+    """
 
     def __init__(
-        self,
-        trainer: GRPOTrainer,
-        evaluate: Callable[[int], dict[str, float] | None],
-        file_of: Callable[[int], Path],
-        every_steps: int,
-        stop: Callable[[TrainerControl | None], None],
+        self, trainer: GRPOTrainer, evaluate: Callable[[int], dict[str, float]], run: RunFolder, every_steps: int
     ) -> None:
-        """Evaluate with `evaluate`, which is called with a step; a step that has its `file_of` is done.
-
-        `stop` is called with the trainer's control, or `None` before training, after an evaluation that was stopped.
-        """
         self._trainer = trainer
         self._evaluate = evaluate
-        self._file_of = file_of
+        self._run = run
         self._every_steps = every_steps
-        self._stop = stop
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Evaluate before the first step, or at the step where a stopped run had no time to, and log that by itself."""
-        if not self._due(state) or self._file_of(state.global_step).is_file():
+        if not self._due(state) or self._run.evaluation(TEST, state.global_step).is_file():
             return
-        metrics = self._evaluate(state.global_step)
-        if metrics is None:
-            self._stop(None)
-        elif metrics:
+        if metrics := self._evaluate(state.global_step):
             # TRL's own `log` would also log what a resumed run averages with the steps to come.
             Trainer.log(self._trainer, metrics)
 
@@ -121,10 +108,13 @@ class EvalCallback(TrainerCallback):
         stops_early = control.should_training_stop and state.global_step < state.max_steps
         if self._due(state) and not stops_early:
             control.should_save = True
-            metrics = self._evaluate(state.global_step)
-            if metrics is None:
-                self._stop(control)
-            elif control.should_log:
+            try:
+                metrics = self._evaluate(state.global_step)
+            except KeyboardInterrupt:
+                if state.global_step == state.max_steps:  # of which there is no checkpoint
+                    raise
+                return  # once the step is saved, `StopSignals` stops the run
+            if control.should_log:
                 for name, value in metrics.items():
                     self._trainer._metrics["train"][name].append(value)
             elif metrics:  # the next line would have their mean with those of later evaluations
