@@ -310,7 +310,6 @@ class Judgement:
         issues: Names of the grammar's rules that the completion breaks.
         completion: The completion itself.
         rating: The rating of a single response, if one was asked for and could be parsed.
-        margin: Log-odds of the verdict's label against the other labels, if measured.
         order: Indices of the given responses in the order in which the judge saw them: the first is its A. Rubric and
             analysis use these labels.
     """
@@ -321,7 +320,6 @@ class Judgement:
     issues: tuple[str, ...]
     completion: str
     rating: float | None = None
-    margin: float | None = None
     order: tuple[int, ...] | None = None
 
     @property

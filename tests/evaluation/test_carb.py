@@ -281,7 +281,7 @@ def test_summary_is_bitwise_independent_of_item_order() -> None:
         item = an_item(i, f"g{i // 4}", "TH", i % 3, responses=texts)
         scores = tuple(float((i + j) % 2) for j in range(len(texts)))
         judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(), completion="")
-        made.append(ScoredItem(item=item, presented=item, judgement=judgement, scores=scores, margin=i / 7 - 4))
+        made.append(ScoredItem(item=item, presented=item, judgement=judgement, scores=scores))
     there = summary(made)
     for seed in range(3):
         random.Random(seed).shuffle(made)

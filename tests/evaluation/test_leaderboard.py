@@ -296,7 +296,7 @@ def test_cells_of_every_map_have_ids_of_their_own(out: Path) -> None:
 def test_slot_bias_has_intervals(tmp_path: Path) -> None:
     both = [judged(item, i % 3 > 0) for i, item in enumerate(items())]
     turned = [replace(p, presented=shuffle_responses(p.item, reverse=True)) for p in both]
-    measure(tmp_path / "run", "judge", [replace(p, margin=1.0) for p in [*both, *turned]])
+    measure(tmp_path / "run", "judge", [*both, *turned])
     measure(tmp_path / "run", "scores", [replace(p, scores=(1.0, 0.0)) for p in both])
     page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
     found = model_of(board_of(tmp_path / "out"), "judge")

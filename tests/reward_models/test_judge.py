@@ -76,7 +76,7 @@ def protocol(kind: ProtocolKind = "listwise", orders: int = 1) -> JudgingProtoco
 
 def make(engine: TransformersEngine, **changes: Any) -> Judge:
     settings = JudgeSettings(prompt="compact", seed=2, max_completion_length=200)
-    return Judge(**{"engine": engine, "settings": settings, "margins": True, "chunk_size": 5, **changes})
+    return Judge(**{"engine": engine, "settings": settings, "label_log_probs": True, "chunk_size": 5, **changes})
 
 
 def answered(rm: Judge, requests: Sequence[Request]) -> list[Answer]:
@@ -141,26 +141,12 @@ def test_label_tokens_are_none_if_the_label_is_part_of_a_longer_token(folder: Pa
 
 # --- a judge behind a protocol ---
 def test_chunked_evaluation_matches_judge_and_predict(engine: TransformersEngine) -> None:
-    judge = make(engine, margins=False)
+    judge = make(engine, label_log_probs=False)
     found = evaluated(judge, ITEMS)
     assert found == judge.predict(ITEMS)
     assert judge.judge(ITEMS) == [prediction.answer for prediction in found]
     assert judge.judge(ITEMS[0]) == found[0].answer
     assert sum(prediction.judgement.verdict is not None for prediction in found) >= 6
-
-
-def test_margin_is_the_log_odds_of_the_chosen_label(engine: TransformersEngine) -> None:
-    predictions = make(engine).predict(ITEMS)
-    for item, prediction in zip(ITEMS, predictions, strict=True):
-        verdict, text = prediction.judgement.verdict, prediction.judgement.completion
-        if verdict is None:
-            assert prediction.margin is None
-            continue
-        expected = reference_log_probs(engine, render(item, "compact", 2), text[: text.index("</verdict>") - 1])
-        offered = [math.exp(expected[label]) for label in LABELS[:4]]
-        odds = offered[verdict] / (sum(offered) - offered[verdict])
-        assert prediction.margin == pytest.approx(math.log(odds), abs=1e-4)
-    assert sum(prediction.margin is not None for prediction in predictions) >= 6
 
 
 def test_scores_are_means_over_rotations_in_item_order(engine: TransformersEngine) -> None:
@@ -180,14 +166,14 @@ def test_scores_are_means_over_rotations_in_item_order(engine: TransformersEngin
 def test_judgements_do_not_depend_on_chunk_size_or_item_order(engine: TransformersEngine) -> None:
     found = []
     for chunk_size, items in ((1, ITEMS[:2]), (5, ITEMS[1::-1])):
-        rm = make(engine, protocol=protocol("round_robin", 2), chunk_size=chunk_size, margins=False)
+        rm = make(engine, protocol=protocol("round_robin", 2), chunk_size=chunk_size, label_log_probs=False)
         found.append(sorted((row_of(scored) for scored in evaluated(rm, items)), key=lambda row: str(row["id"])))
     assert found[0] == found[1]
     assert all("<rubric>" in row["completion"] for row in found[0])
 
 
 def test_judge_loads_with_its_saved_settings(folder: Path, engine: TransformersEngine) -> None:
-    judge = Judge.load(str(folder), chunk_size=5, batch_size=3, margins=True, dtype="float32")
+    judge = Judge.load(str(folder), chunk_size=5, batch_size=3, label_log_probs=True, dtype="float32")
     assert judge.settings == JudgeSettings(prompt="compact", seed=2, max_completion_length=200, dtype="float32")
     assert judge.chunk_size == 5
     here = {"dtype": "float32", "backend": "transformers", "chat_template_kwargs": {}}
@@ -201,7 +187,7 @@ def scripted(
 ) -> Judge:
     engine = Scripted(completion if callable(completion) else lambda _: completion, special_tokens=("<|end|>",))
     settings = JudgeSettings(prompt=prompt, max_completion_length=9)
-    return Judge(engine=engine, settings=settings, protocol=protocol, margins=True)
+    return Judge(engine=engine, settings=settings, protocol=protocol, label_log_probs=True)
 
 
 def scores(rm: Judge, item: Item) -> tuple[float, ...]:
@@ -288,7 +274,7 @@ def test_ratings_choose_the_highest_rated_response(item: Item) -> None:
     rm = scripted(rate, "rewardbench2_ratings", protocol("pointwise"))
     assert scores(rm, item) == pytest.approx((math.nan, 9, 2, math.nan), nan_ok=True)
     (prediction,) = scripted(lambda m: rate(m) or "1", "rewardbench2_ratings", protocol("pointwise")).predict([item])
-    assert (prediction.correct, prediction.credit, prediction.margin) == (True, 1.0, None)
+    assert (prediction.correct, prediction.credit) == (True, 1.0)
     assert sorted(prediction.scores or ()) == [1, 1, 2, 9]
     assert prediction.presented == shuffle_responses(item, 0)
 
@@ -301,19 +287,8 @@ def test_verdict_in_a_response_is_neutralised(item: Item) -> None:
         assert "<|end|>" not in prediction.judgement.completion
 
 
-def test_margin_is_none_unless_the_verdict_is_in_the_last_brackets(item: Item) -> None:
-    rm = scripted("", "rewardbench2", replace(LISTWISE, convention="rewardbench2"))
-    known = {"finish_reason": "stop", "label_log_probs": dict.fromkeys(LABELS, -1.0)}
-    (first,) = rm.predictions(item, [{"text": "[[A]] or [[B]]", **known}])
-    (last,) = rm.predictions(item, [{"text": "[[A]]", **known}])
-    assert (first.judgement.verdict, first.margin) == (0, None)
-    assert last.margin == pytest.approx(-math.log(3))
-
-
 @pytest.mark.parametrize("broken", [-math.inf, math.nan])
-def test_log_probability_that_is_not_finite_is_no_margin_and_no_score(
-    item: Item, broken: float, tmp_path: Path
-) -> None:
+def test_log_probability_that_is_not_finite_is_no_score(item: Item, broken: float, tmp_path: Path) -> None:
     class Broken(Scripted):
         def sample(self, conversations: Sequence[Messages], sampling: Sampling) -> Sampled:
             for index in range(len(conversations)):
@@ -324,22 +299,22 @@ def test_log_probability_that_is_not_finite_is_no_margin_and_no_score(
     with Journal(tmp_path / "answers.jsonl", rm.identity) as journal:
         collector = AnswerCollector(rm, journal, lambda more, total: None)
         (prediction,) = collector.predictions([item])
-        assert (prediction.judgement.verdict, prediction.margin) == (0, None)
+        assert prediction.judgement.verdict == 0
         assert all(map(math.isnan, *collector.scores([item])))
 
 
 @pytest.mark.parametrize(
-    ("text", "margins", "expected"),
+    ("text", "label_log_probs", "expected"),
     [
         ("[[A]]", True, (math.nan,) * 4),  # log-probabilities that the engine does not give
         ("[[B]]", False, (0.0, 1.0, 0.0, 0.0)),
         ("[[B]] or [[A]]", False, (math.nan,) * 4),
     ],
 )
-def test_score_without_margins_is_1_for_the_chosen_response(
-    item: Item, text: str, margins: bool, expected: tuple[float, ...]
+def test_score_without_log_probabilities_is_1_for_the_chosen_response(
+    item: Item, text: str, label_log_probs: bool, expected: tuple[float, ...]
 ) -> None:
-    rm = replace(scripted(text, "rewardbench2"), margins=margins)
+    rm = replace(scripted(text, "rewardbench2"), label_log_probs=label_log_probs)
     assert scores(rm, item) == pytest.approx(expected, nan_ok=True)
     assert replace(rm, protocol=protocol("pairwise")).score_requests(item) == []
 

@@ -1,4 +1,4 @@
-"""Predictions of reward models: credit, margin and flat row, and items that are too long."""
+"""Predictions of reward models: credit and flat row, and items that are too long."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from items import make_item, row_of
-from scipy.special import expit
 
 from think_as_locals.reward_models.reward_model import (
     Answer,
@@ -19,7 +17,6 @@ from think_as_locals.reward_models.reward_model import (
     apply_too_long,
     combine,
     favourite,
-    margin,
     query_fitting,
     tie_credit,
 )
@@ -99,18 +96,6 @@ def test_tie_of_k_has_credit_1_over_k_and_a_parse_failure_none() -> None:
     assert (failure.credit, failure.parse_failure) == (0.0, True)
     assert replace(failure, parse_failure_credit=1 / 3).credit == 1 / 3
     assert scored(1).credit == 1.0
-
-
-def test_margin_is_the_log_odds_of_the_softmax() -> None:
-    assert margin([1.0, 3.5]) == pytest.approx(2.5)
-    assert margin([3.5, 1.0]) == pytest.approx(2.5)
-    assert margin([2.0, 2.0]) == 0
-    scores = [0.3, 1.2, -0.4, 0.9]
-    softmax = np.exp(scores) / np.exp(scores).sum()
-    assert expit(margin(scores)) == pytest.approx(softmax.max())
-    assert expit(margin([5.0] * 4)) == pytest.approx(1 / 4)
-    assert margin([1000.0, -1000.0]) == 2000  # without an overflow
-    assert margin([1000.0, 999.0, 998.0]) == pytest.approx(margin([2.0, 1.0, 0.0]))
 
 
 def test_refused_item_counts_like_one_that_is_too_long_under_a_name_of_its_own() -> None:

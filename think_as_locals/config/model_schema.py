@@ -19,7 +19,7 @@ class QuerySection(schema.Section):
     protocol: ProtocolKind
     orders: schema.Orders
     convention: Convention
-    margins: bool
+    label_log_probs: bool
 
     def faults(self) -> Iterator[str]:
         return schema.orders_faults(self.protocol, self.orders)

@@ -117,7 +117,7 @@ class TokenEngine(ABC):
         self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]
     ) -> list[list[float]]:
         """Return the log-probabilities, in nats at temperature 1, of each context's candidates for the next token."""
-        raise ModelError(f"{type(self).__name__} gives no log-probabilities of labels: set margins to false")
+        raise ModelError(f"{type(self).__name__} gives no log-probabilities of labels: set label_log_probs to false")
 
     def close(self) -> None:  # noqa: B027  # most have nothing to end
         """Do nothing: a model is freed with its last reference."""

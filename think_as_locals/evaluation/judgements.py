@@ -26,10 +26,7 @@ JudgementOutcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
 
 OUTCOMES: tuple[JudgementOutcome, ...] = get_args(JudgementOutcome)
 
-COLUMNS = (
-    *ITEM_FIELDS,
-    *("verdict", "label", "order", "correct", "credit", "scores", "margin", "issues", "completion"),
-)
+COLUMNS = (*ITEM_FIELDS, *("verdict", "label", "order", "correct", "credit", "scores", "issues", "completion"))
 """The columns of a table of judgements; `verdict`, `order` and `scores` are by the item's own order of responses."""
 
 Thing = TypeVar("Thing")
@@ -43,7 +40,7 @@ def tabulate(scored: Iterable[ScoredItem]) -> pd.DataFrame:
         for each in sorted(scored, key=lambda each: (each.item.id, each.presented.responses))
     ]
     table = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
-    return table.astype({"verdict": "Int64", "correct": bool, "credit": float, "margin": float})
+    return table.astype({"verdict": "Int64", "correct": bool, "credit": float})
 
 
 def read_judgements(path: Path) -> pd.DataFrame:

@@ -38,7 +38,7 @@ class ImplicitRM(BatchScorer):
 
     Args:
         reference: The model that the policy was trained from, with the same tokenizer, loaded from `reference_path`.
-        beta: The KL penalty in training; scales scores and margins, and does not change verdicts.
+        beta: The KL penalty in training; scales scores, and does not change verdicts.
         per_token: Whether to take the mean over the tokens of y.
     """
 

@@ -18,7 +18,7 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.engine import Backend, check_template_kwargs, load_engine, special_tokens
-from think_as_locals.judging import CHAT_TOKENS, label_index, prompt_digest, render_presented
+from think_as_locals.judging import CHAT_TOKENS, prompt_digest, render_presented
 from think_as_locals.judging.formats import Format
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
 from think_as_locals.reward_models.reward_model import (
@@ -29,7 +29,6 @@ from think_as_locals.reward_models.reward_model import (
     combine,
     identify_weights,
     is_unanswered,
-    logsumexp,
     query_all,
 )
 from think_as_locals.runtime.files import write_json
@@ -83,7 +82,7 @@ class Judge:
         engine: Samples its completions.
         settings: The prompt, and the limits of a completion.
         protocol: How items are presented to it.
-        margins: Whether to compute the log-probabilities of the labels as well: one more pass over each completion.
+        label_log_probs: Whether to compute those of the labels, for `scores`: one more pass over each completion.
         chunk_size: As `RewardModel.chunk_size`.
         model: Plain JSON that identifies weights (or a server's name for them) and what else changes completions.
 
@@ -98,7 +97,7 @@ class Judge:
     engine: Engine
     settings: JudgeSettings
     protocol: JudgingProtocol = LISTWISE
-    margins: bool = False
+    label_log_probs: bool = False
     chunk_size: int | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
 
@@ -112,7 +111,7 @@ class Judge:
         backend: Backend = "transformers",
         *,
         protocol: JudgingProtocol = LISTWISE,
-        margins: bool = False,
+        label_log_probs: bool = False,
         batch_size: int = 64,
         chunk_size: int = 1024,
         revision: str | None = None,
@@ -131,7 +130,7 @@ class Judge:
             path: Directory or Hub id; with `base_url` it may be only the server's name for a model.
             backend: `transformers` or `vllm`.
             protocol: How items are presented to it.
-            margins: Whether to compute the log-probabilities of the labels as well.
+            label_log_probs: Whether to compute those of the labels as well, for `scores`.
             batch_size: Prompts at a time (transformers only).
             chunk_size: How many requests an evaluation passes to the engine at a time (not to a server).
             revision: Commit, tag or branch on the Hub.
@@ -147,10 +146,11 @@ class Judge:
             ModelError: the Hub has no such model or cannot be reached.
             ServerError: `base_url` is not a URL, or the key is not set.
         """
+        options: dict[str, Any] = {"protocol": protocol, "label_log_probs": label_log_probs}
         if base_url is not None:
             server, settings = _connect(path, base_url, served_name or path, key_variable, revision, changes)
             model = {"url": server.url, "name": server.model, "fields": dict(server.fields)}
-            return cls(engine=server, settings=settings, protocol=protocol, margins=margins, model=model)
+            return cls(engine=server, settings=settings, model=model, **options)
         settings = replace(JudgeSettings.load(path, revision), **changes)
         dtype, template_kwargs = settings.dtype, dict(settings.chat_template_kwargs)
         loading: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
@@ -163,8 +163,7 @@ class Judge:
         loaded = {"dtype": dtype, "backend": backend, "chat_template_kwargs": template_kwargs}
         loaded |= {"quantization": vllm["quantization"]} if "quantization" in vllm else {}
         model = identify_weights(path, revision) | loaded
-        options: dict[str, Any] = {"settings": settings, "protocol": protocol, "margins": margins}
-        return cls(engine=engine, chunk_size=chunk_size, model=model, **options)
+        return cls(engine=engine, settings=settings, chunk_size=chunk_size, model=model, **options)
 
     @overload
     def judge(self, items: Query) -> Judgement: ...
@@ -233,7 +232,7 @@ class Judge:
             "seed": self.settings.seed,
             "protocol": asdict(self.protocol),
             "max_completion_length": self.settings.max_completion_length,
-            "margins": self.margins,
+            "label_log_probs": self.label_log_probs,
         }
 
     @property
@@ -266,7 +265,7 @@ class Judge:
         """Answer requests by completions: answers have `text`, `finish_reason` and `label_log_probs`."""
         sampling = Sampling(
             max_completion_length=self.settings.max_completion_length,
-            label_opening=self.format.label_opening if self.margins else "",
+            label_opening=self.format.label_opening if self.label_log_probs else "",
         )
         self.engine.check_texts(dict.fromkeys(request.item for request in requests))
         for index, rollout in self.engine.sample([self.conversation(request) for request in requests], sampling):
@@ -279,17 +278,8 @@ class Judge:
         return self.protocol.predictions(requests, judgements, self.settings.seed, self.format.guesses_failures)
 
     def read(self, request: Request, answer: Answer) -> Judgement:
-        """Parse the answer to one request; the margin is the log-odds of the verdict's label, if it is known."""
-        judgement = self.format.read(
-            answer["text"], len(request.order), answer["finish_reason"], self.protocol.convention
-        )
-        log_probs, index = _offered(answer, len(request.order)), label_index(judgement.completion)
-        if log_probs is None or judgement.verdict is None or index is None:
-            return judgement
-        if judgement.completion[index] != LABELS[judgement.verdict]:  # RewardBench 2's convention may read another one
-            return judgement
-        chosen = log_probs.pop(judgement.verdict)
-        return replace(judgement, margin=chosen - logsumexp(log_probs))
+        """Parse the answer to one request."""
+        return self.format.read(answer["text"], len(request.order), answer["finish_reason"], self.protocol.convention)
 
     def score_requests(self, item: Item) -> list[Request]:
         """Return requests for rotations of the item's own order, or to rate each response."""
@@ -300,7 +290,7 @@ class Judge:
         return [Request(item, order[i:] + order[:i]) for i in rotations]
 
     def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
-        """Return ratings, or means over rotations of the labels' log-probabilities (without margins: of 1 or 0)."""
+        """Return ratings, or means over rotations of the labels' log-probabilities (not computed: of 1 or 0)."""
         found: list[list[float]] = [[] for _ in item.responses]
         for request, answer in zip(self.score_requests(item), answers, strict=True):
             if is_unanswered(answer):
@@ -308,7 +298,7 @@ class Judge:
             judgement, values = self.read(request, answer), list[float]()
             if self.protocol.kind == "pointwise":
                 values = [] if judgement.rating is None else [judgement.rating]
-            elif self.margins:
+            elif self.label_log_probs:
                 values = _offered(answer, len(request.order)) or []
             elif judgement.verdict is not None:
                 values = [float(i == judgement.verdict) for i in range(len(request.order))]

@@ -55,7 +55,7 @@ def load_judge(section: JudgeSection | ServerSection, seed: int) -> Judge:
         engine=ChatServer(**section.model_dump(include=of_server)),
         settings=JudgeSettings(seed=seed, **section.model_dump(include=of_settings)),
         protocol=_protocol(section),
-        margins=section.margins,
+        label_log_probs=section.label_log_probs,
         model={"url": section.url, "name": section.model, "fields": section.fields},
     )
 

@@ -76,7 +76,6 @@ class JudgingProtocol:
                     item=request.item,
                     presented=reorder_responses(request.item, request.order),
                     judgement=judged,
-                    margin=judged.margin,
                     parse_failure_credit=1 / len(request.order) if guesses else 0.0,
                 )
                 for request, judged in zip(requests, judgements, strict=True)

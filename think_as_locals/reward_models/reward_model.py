@@ -157,7 +157,6 @@ class ScoredItem:
     presented: Item  # with its responses in the order the reward model saw
     judgement: Judgement  # for a model that scores, with its unique favourite as the verdict
     scores: tuple[float, ...] | None = None  # of the responses as presented
-    margin: float | None = None  # log-odds that its choice is the best response
     parse_failure_credit: float = 0.0  # without a parsed verdict: 1/N in RewardBench 2's convention
 
     @property
@@ -205,7 +204,6 @@ class ScoredItem:
             "correct": self.correct,
             "credit": self.credit,
             "scores": None if scores is None else [scores[order.index(i)] for i in range(len(scores))],
-            "margin": self.margin,
             "issues": self.judgement.issues,
             "completion": self.judgement.completion,
         }
@@ -235,16 +233,3 @@ def favourite(scores: Sequence[float]) -> int | None:
     """Return the index of the highest score; `None` if several share it."""
     top = max(scores)
     return list(scores).index(top) if list(scores).count(top) == 1 else None
-
-
-def margin(scores: Sequence[float]) -> float:
-    """Return the log-odds that the response with the highest score is the best, under Plackett-Luce (softmax)."""
-    *others, top = sorted(scores)
-    return float(top - logsumexp(others))
-
-
-def logsumexp(values: Sequence[float]) -> float:
-    """Return log(sum(exp(values)))."""
-    from scipy import special  # takes a second
-
-    return float(special.logsumexp(values))

@@ -32,7 +32,6 @@ from think_as_locals.reward_models.reward_model import (
     ScoredItem,
     favourite,
     identify_weights,
-    margin,
     query_all,
 )
 from think_as_locals.runtime.model_files import model_file, reading_model
@@ -69,7 +68,7 @@ class ResponseScorer(RewardModel):
         text = ", ".join(f"{label} {score:.6g}" for label, score in zip(LABELS, scores, strict=False))
         judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion=text)
         presented = reorder_responses(item, order)
-        return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
+        return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores)]
 
     def sort_key(self, request: Request) -> tuple[int, str]:
         return len(request.item.prompt), request.item.prompt  # responses to one prompt are cheaper together
