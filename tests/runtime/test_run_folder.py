@@ -115,13 +115,6 @@ def test_resume_allows_another_server_but_rejects_other_changes(tmp_path: Path) 
     assert "reward.max_fault_share (0.05 then, 0.5 now): give the same" in message
 
 
-@pytest.mark.parametrize("left", [b"", b"- seed", b"seed: [", b"\xff\xfe"])
-def test_resume_rejects_an_unreadable_config(tmp_path: Path, left: bytes) -> None:
-    open_run(config(tmp_path)).config.write_bytes(left)
-    with pytest.raises(ConfigError, match=r"config\.yaml .*: put it back, or choose another run\.name"):
-        open_run(config(tmp_path))
-
-
 def test_rewind_drops_later_records_and_a_truncated_line(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     logged = [("sft", 4), ("grpo", 1), ("grpo", 2), ("grpo", 3)]

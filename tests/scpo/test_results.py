@@ -15,7 +15,6 @@ from scpo.hand_worked import BEFORE, ITEMS, QUESTIONS, RESULTS, STEERED, answers
 
 from think_as_locals.evaluation.statistics import accuracy, estimate_mean
 from think_as_locals.scpo.results import VariantResult, VariantSpec, js_distance, read_result, summarise, write_result
-from think_as_locals.types import DataError
 
 
 def row(
@@ -283,24 +282,3 @@ def test_variant_is_named_by_its_spec_and_read_with_its_record(tmp_path: Path) -
     write_result(tmp_path, RESULT)
     (tmp_path / "result.json").unlink()  # as where a process is killed between the two files
     assert read_result(tmp_path) is None
-
-
-@pytest.mark.parametrize("name", ["result.json", "scores.parquet"])
-def test_truncated_result_file_error_names_a_remedy(tmp_path: Path, name: str) -> None:
-    write_result(tmp_path, RESULT)
-    whole = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    remedy = "remove this folder to repeat its training"
-    with pytest.raises(DataError, match=rf"damaged \(.*{name}: not .*{remedy}"):
-        read_result(tmp_path)
-
-
-def test_incomplete_record_is_reported_as_damaged(tmp_path: Path) -> None:
-    write_result(tmp_path, RESULT)
-    (tmp_path / "result.json").write_text('{"spec": {"country": "TH"}, "weights": []}')
-    with pytest.raises(DataError, match=r"damaged \(.*missing 2 required .*'variant' and 'seed'"):
-        read_result(tmp_path)
-    write_result(tmp_path, RESULT)
-    (tmp_path / "scores.parquet").unlink()
-    with pytest.raises(DataError, match=r"damaged .*scores\.parquet"):
-        read_result(tmp_path)

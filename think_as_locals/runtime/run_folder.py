@@ -195,8 +195,6 @@ def resumable(run: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ThinkAsLocalsError):
             raise
-        if isinstance(error, FileNotFoundError) and not run.exists():
-            raise FileError(f"{run} was removed while it was in use: start it anew") from error
         if fault := file_fault(error):
             raise FileError(f"{explain(fault)}; then {again}") from error
         raise
@@ -293,13 +291,7 @@ def check_resumable(config: Config, run: RunFolder) -> None:
     if config.run.resume == "never":
         raise ConfigError(f"{run.path} exists: choose another run.name, or continue it with run.resume=auto")
     refuse_links(run.path)
-    try:
-        saved = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{run.config} cannot be read ({reason}): put it back, or choose another run.name") from error
-    if not isinstance(saved, dict):
-        raise ConfigError(f"{run.config} holds no settings: put it back, or choose another run.name")
+    saved = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     then, now = _fixed_settings(saved), _fixed_settings(config.model_dump())
     differing = [
         f"{key} ({then.get(key, 'not set')} then, {now.get(key, 'not set')} now)"

@@ -169,13 +169,10 @@ def read_result(folder: Path) -> VariantResult | None:
     files = StageFolder(folder)
     if not files.record.is_file():
         return None
-    try:
-        record = read_json(files.record)
-        scores = {row["response"]: row["score"] for row in read_parquet(files.record_scores)}
-        spec, weights = VariantSpec(**record.pop("spec")), tuple(record.pop("weights"))
-        return VariantResult(spec=spec, weights=weights, scores=scores, **record)
-    except (DataError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}: damaged ({error}): remove this folder to repeat its training") from error
+    record = read_json(files.record)
+    scores = {row["response"]: row["score"] for row in read_parquet(files.record_scores)}
+    spec, weights = VariantSpec(**record.pop("spec")), tuple(record.pop("weights"))
+    return VariantResult(spec=spec, weights=weights, scores=scores, **record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
