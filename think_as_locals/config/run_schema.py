@@ -47,24 +47,6 @@ class RunConfig(schema.Recipe):
     eval: EvalSection
     variants: dict[schema.Name, list[str]]
 
-    @property
-    def unused_keys(self) -> dict[str, str]:
-        """Keys without effect, by the setting that would use them."""
-        weights = self.reward.weighted()
-        keys = {
-            f"reward.weights.{name}": f"reward.{name}" for name in ("criteria_gain", "length") if not weights.get(name)
-        }
-        backend = self.rollout.backend
-        if backend != "vllm_server":
-            keys["rollout=vllm_server"] = "rollout.url, rollout.timeout_s, rollout.weights_dir, rollout.transfer"
-        if backend != "vllm_colocate":
-            keys["rollout=vllm_colocate"] = "rollout.gpu_memory_utilization, rollout.max_model_length"
-        if backend == "transformers":
-            keys["a vLLM rollout"] = "rollout.dtype, rollout.tolerance"
-        if self.sft and self.sft.data is not None and self.sft.biased_share is not None:
-            keys["sft.data=null"] = "sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess"
-        return keys
-
     def faults(self) -> Iterator[str]:
         yield from self._start_faults()
         yield from self._reward_faults()

@@ -252,15 +252,9 @@ class Recipe(Section):
     recipe: str
     seed: Seed
 
-    @property
-    def unused_keys(self) -> dict[str, str]:
-        """Keys without effect, by the setting that would use them."""
-        return {}
-
     def to_yaml(self) -> str:
-        """Return all settings as YAML, after comments that name keys without effect."""
-        notes = [f"# Not read without {setting}: {keys}\n" for setting, keys in self.unused_keys.items()]
-        return "".join(notes) + yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+        """Return all settings as YAML."""
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
 
 def sections(part: object, place: str = "") -> Iterator[tuple[str, BaseModel]]:
