@@ -221,10 +221,10 @@ def test_prompt_token_limit_applies_per_source_of_a_mix(small_run: Path, tmp_pat
 @pytest.mark.parametrize(
     ("words", "context", "remedy"),
     [
-        ([], "2,048 tokens", r"\(1,976 leaves room for whole completions\)$"),
+        ([], "2,048 tokens", r"\(1,976 leaves room for whole completions\), or lower grpo.max_completion_length$"),
         (["rollout=vllm", "rollout.max_model_length=1024"], "1,024 tokens", "or raise rollout.max_model_length$"),
         (["rollout=vllm", "rollout.max_model_length=2048"], "2,048 tokens", "for whole completions\\)$"),
-        (["grpo.max_completion_length=2048"], "2,048 tokens", "to leave them out$"),
+        (["rollout=vllm", "grpo.max_completion_length=2048"], "2,048 tokens", "to leave them out$"),
     ],
 )
 def test_training_prompt_beyond_the_context_ends_a_run_before_it_trains(
@@ -236,6 +236,10 @@ def test_training_prompt_beyond_the_context_ends_a_run_before_it_trains(
     *fitting, last = data.train
     model, console = str(small_run / "model"), Console()
     assert not train.over_long(config, model, data, console)
+    if "rollout=vllm" not in words:
+        longer = load_recipe("recipes/quickstart.yaml", [*SMALL, "grpo.max_completion_length=2047"])
+        with pytest.raises(DataError, match="leave no room for a completion, 2,047 tokens, in 2,048 tokens"):
+            train.over_long(longer, model, data, console)
     long = replace(last, responses=("bow " * 2500, *last.responses[1:]))
     message = rf"1 of {len(data.train)} training items have prompts that leave no room .* in {context}, such as "
     with pytest.raises(DataError, match=rf"{message}'{long.id}' with [\d,]+: set data.max_prompt_tokens .*{remedy}"):

@@ -221,21 +221,24 @@ def check_context(config: RunConfig, model: str, items: Sequence[Item]) -> None:
     limits = getattr(declared.get_text_config(), "max_position_embeddings", None), chosen
     if (most := min(filter(None, limits), default=None)) is None:
         return
+    by_transformers = config.rollout.backend == "transformers"  # which does not stop there, as vLLM does
+    needed = config.grpo.max_completion_length if by_transformers else 1
     # Few items are tokenised: a token is at least a byte, and prompts have all but the item's own texts in common.
     sizes = [sum(len(text.encode()) for text in (item.prompt, *item.responses)) for item in items]
     messages = render(items[0], **config.prompt.arguments())
     common = sum(len(message["content"].encode()) for message in messages) - sizes[0] + _MORE_BYTES
     largest = sorted(zip(sizes, items, strict=True), key=lambda each: -each[0])[:MAX_CHECKED]
-    large = [item for size, item in largest if size + common >= most]
+    large = [item for size, item in largest if size + common + needed > most]
     lengths = count_prompt_tokens(config, model, large) if large else []
-    if long := {item.id: n for item, n in zip(large, lengths, strict=True) if n >= most}:
+    if long := {item.id: n for item, n in zip(large, lengths, strict=True) if n + needed > most}:
         room = most - config.grpo.max_completion_length
         whole = f" ({room:,} leaves room for whole completions)" if room > 0 else ""
         more = ", or raise rollout.max_model_length" if chosen == most != limits[0] else ""
+        more += ", or lower grpo.max_completion_length" if by_transformers else ""
         raise DataError(
-            f"{len(long):,} of {len(items):,} training items have prompts that leave no room for a completion in "
-            f"{most:,} tokens, such as {max(long, key=long.__getitem__)!r} with {max(long.values()):,}: set "
-            f"data.max_prompt_tokens to leave them out{whole}{more}"
+            f"{len(long):,} of {len(items):,} training items have prompts that leave no room for a completion, "
+            f"{needed:,} tokens, in {most:,} tokens, such as {max(long, key=long.__getitem__)!r} with "
+            f"{max(long.values()):,}: set data.max_prompt_tokens to leave them out{whole}{more}"
         )
 
 

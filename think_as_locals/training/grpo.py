@@ -47,7 +47,7 @@ from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedGeneration
 from think_as_locals.training.served_engine import ServedGeneration
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.training.throughput import count_parameters, operations_per_token, product_rate
-from think_as_locals.types import LABELS, ConfigError, DataError, Item
+from think_as_locals.types import LABELS, ConfigError, Item
 
 T = TypeVar("T")
 
@@ -176,15 +176,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             return self._ahead.take(prompt_ids)
         if self.use_vllm:
             return super()._generate_single_turn(prompt_ids, *arguments, **more)
-        model = self.accelerator.unwrap_model(self.model)
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        longest = max(map(len, prompt_ids))
-        if positions is not None and longest + self.max_completion_length > positions:
-            raise DataError(
-                f"a prompt of {longest} tokens and grpo.max_completion_length={self.max_completion_length} exceed the "
-                f"model's {positions} positions: lower it, or leave longer prompts out with data.max_prompt_tokens"
-            )
-        with neutral_generation(model):
+        with neutral_generation(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(prompt_ids, *arguments, **more)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
