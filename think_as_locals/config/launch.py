@@ -50,12 +50,9 @@ def read_launch(name: str | Path | None) -> Launch:
         raise ConfigError(f"{path}: cannot be read as an accelerate configuration: {reason(error)}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
-    for key in ("num_processes", "num_machines"):
-        if type(got := values.setdefault(key, 1)) is not int or got < 1:
-            raise ConfigError(f"{path}: {key}: got {shown(got)}, expected a whole number from 1")
     kind = str(values.get("distributed_type", "NO"))
     stages = {"DEEPSPEED": (values.get("deepspeed_config") or {}).get("zero_stage", 0), "FSDP": 3}
-    processes, machines = values["num_processes"], values["num_machines"]
+    processes, machines = int(values.get("num_processes", 1)), int(values.get("num_machines", 1))
     return Launch(kind, int(stages.get(kind, 0)), processes, machines, path.stem, _variables(kind, values))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
@@ -197,12 +197,9 @@ def _stored(path: str, folder: Path) -> Iterator[tuple[str, Any]]:
     if not (files := sorted(folder.glob("*.safetensors"))):
         raise ModelError(f"{path} has no *.safetensors: only these are read, as other files of weights can run code")
     for name in files:
-        try:
-            with safe_open(name, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118  # not a dict
-                    yield key, file
-        except SafetensorError as error:
-            raise ModelError(f"{name} cannot be read as safetensors ({error}): fetch it anew") from error
+        with safe_open(name, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  # not a dict
+                yield key, file
 
 
 def _llama_config(settings: dict[str, Any]) -> LlamaConfig:
