@@ -131,7 +131,8 @@ def _generate(model: Any, generate: Callable[..., Tensor], input_ids: Tensor, **
     """Return what `generate` does; keys and values of equal rows, as of a group's prompt, are computed once."""
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
     cache = DynamicCache(config=bare.config)
-    distinct, rows = torch.stack([input_ids, options["attention_mask"]], -1).unique(dim=0, return_inverse=True)
+    given = torch.stack([input_ids, options["attention_mask"]], -1)
+    distinct, rows = torch.unique(given, dim=0, return_inverse=True)
     ids, mask = distinct[:, :-1].unbind(-1)  # the last token is computed row by row
     plain = all(type(layer) is DynamicLayer for layer in cache.layers)  # neither a window nor a state
     if plain and ids.numel() and len(distinct) < len(rows):
