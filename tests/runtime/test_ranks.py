@@ -97,19 +97,18 @@ def test_take_up_launch_sets_the_environment_that_accelerate_sets(file: Path, un
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({}, None),  # one process
-        ({"WORLD_SIZE": "1"}, None),
+        ({}, "one process; run.launch=gpu8_zero3 has 8, and as many times the rows a step"),
+        ({"WORLD_SIZE": "1"}, "one process; run.launch=gpu8_zero3 has 8"),
         ({"WORLD_SIZE": "8", "ACCELERATE_USE_DEEPSPEED": "true"}, "(DeepSpeed); run.launch=gpu8_zero3 is not needed"),
         ({"WORLD_SIZE": "8", "ACCELERATE_USE_FSDP": "true"}, "(FSDP); run.launch=gpu8_zero3 is not needed"),
         ({"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "bf16"}, "(bf16); run.launch=gpu8_zero3 is not needed"),
     ],
 )
 def test_launcher_environment_takes_precedence_over_run_launch(
-    unlaunched: pytest.MonkeyPatch, environment: dict[str, str], said: str | None
+    unlaunched: pytest.MonkeyPatch, environment: dict[str, str], said: str
 ) -> None:
     unlaunched.setattr(os, "environ", {**environment})
-    found = workers.apply_launch("gpu8_zero3")
-    assert (found is None) if said is None else (found is not None and said in found)
+    assert said in (workers.apply_launch("gpu8_zero3") or "")
     assert os.environ == environment
 
 
@@ -328,9 +327,11 @@ def test_deepspeed_run_ends_before_using_a_non_finite_gradient(ways: tuple[Path,
         assert unchanged
 
 
-def test_launch_of_several_processes_is_refused_in_one(unlaunched: pytest.MonkeyPatch) -> None:
+def test_one_process_for_several_gpus_is_refused(unlaunched: pytest.MonkeyPatch) -> None:
+    """One for one GPU is not, whatever the recipe's launch."""
     config = load_recipe("recipes/quickstart.yaml", ["run.launch=gpu8_zero3"])
-    (fault,) = workers.launch_faults(config)
-    assert fault.startswith("8 processes, as run.launch=gpu8_zero3 says, this is one; start `tal launch")
-    unlaunched.setenv("WORLD_SIZE", "8")
     assert workers.launch_faults(config) == []
+    assert workers.apply_launch("single") is None
+    unlaunched.setattr(workers, "num_gpus", lambda: 8)
+    (fault,) = workers.launch_faults(config)
+    assert "a process for each GPU: this one sees 8" in fault

@@ -36,13 +36,16 @@ def apply_launch(name: str | None) -> str | None:
     Every rank calls this before accelerate's state exists, which reads these environment variables.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
-    if name is None or started == 1:
+    if name is None:
         return None
+    launch = read_launch(name)
+    if started == 1:
+        several = f"launch: one process; run.launch={name} has {launch.processes}, and as many times the rows a step"
+        return several if launch.processes > 1 else None
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     configured = "DeepSpeed" if uses_deepspeed() else "FSDP" if shards() else precision
     if configured != "no":
         return f"launch: {started} processes, as the launcher says ({configured}); run.launch={name} is not needed"
-    launch = read_launch(name)
     os.environ.update(launch.variables)
     sharding = f"{launch.kind} stage {launch.zero_stage}" if launch.zero_stage else launch.kind
     return f"launch: {started} processes, without settings from the launcher; run.launch={name}: {sharding}"
@@ -71,11 +74,6 @@ def launch_faults(config: TrainingConfig) -> list[str]:
                 f"a process for each GPU: this one sees {gpus}, and would split the model over them layer by layer; "
                 f"start `accelerate launch --num_processes {gpus} recipes/{config.recipe}.yaml ...`, or set "
                 "CUDA_VISIBLE_DEVICES=0 to use one"
-            )
-        elif (wanted := read_launch(config.run.launch)).processes > 1:
-            faults.append(
-                f"{wanted.processes} processes, as run.launch={wanted.name} says, this is one; start "
-                f"`tal launch recipes/{config.recipe}.yaml ...`, or set run.launch=null"
             )
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", _MIXED_PRECISION[dtype]):
