@@ -22,8 +22,9 @@ def test_matrix_product_is_measured() -> None:
 
 
 def test_updates_log_tokens_a_second_and_mfu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("think_as_locals.training.grpo.product_rate", lambda dtype: 1e12)
     trainer = tiny_trainer(tmp_path, "rollout=transformers")
+    assert trainer._product_rate is None  # a GPU's alone
+    monkeypatch.setattr(trainer, "_product_rate", 1e12)
     trainer.train()
     operations = 6 * sum(parameter.numel() for parameter in trainer.model.parameters())
     steps = [log for log in trainer.state.log_history if "update/mfu" in log]

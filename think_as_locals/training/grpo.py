@@ -97,7 +97,8 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
                 peft_config=adapter_config(config, config.grpo),
             )
         self._operations_per_token = operations_per_token(*count_parameters(self.model.parameters()))
-        self._product_rate = product_rate(config.model.dtype)
+        on_gpu = self.accelerator.device.type == "cuda"  # what else a CPU does changes its rate
+        self._product_rate = product_rate(config.model.dtype) if on_gpu else None
         self._step_guard = StepGuard(self.accelerator, folder.faults)
         self.add_callback(self._step_guard)
         self._ahead: SampledAhead | None = None
@@ -117,10 +118,10 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             self._last_loaded_step = self.state.global_step
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return TRL's loss, and log tokens a second of forward and backward passes, without sampling, and their MFU.
+        """Return TRL's loss, and log tokens a second of forward and backward passes, without sampling.
 
-        The MFU's whole is the rate of a large matrix product on this device; what gradient checkpointing computes again
-        does not count.
+        On a GPU also their MFU, of the rate of a large matrix product; what gradient checkpointing computes again does
+        not count.
         """
         before = self.num_updated_tokens
         loss: Tensor = super().training_step(*args, **kwargs)
@@ -128,7 +129,8 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             torch.cuda.synchronize()
         rate = (self.num_updated_tokens - before) / (time.perf_counter() - self._update_start)
         self.log_rollouts("update/tokens_per_s", rate)
-        self.log_rollouts("update/mfu", rate * self._operations_per_token / self._product_rate)
+        if self._product_rate:
+            self.log_rollouts("update/mfu", rate * self._operations_per_token / self._product_rate)
         return loss
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
