@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.config.checks import load_data_config
+from think_as_locals.config.schema import DataSection
 from think_as_locals.data import load
 from think_as_locals.data.sources import SOURCES, jsonl, recognise, row_by_row, row_outcomes
 from think_as_locals.data.sources.columns import Columns
@@ -88,6 +90,11 @@ values = st.recursive(
 )
 
 
+@cache
+def _section(source: str, file: Path) -> DataSection:
+    return load_data_config([f"data={source}", f"data.path={file}"]).data
+
+
 @pytest.mark.parametrize("source", FIELDS)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
@@ -98,7 +105,7 @@ def test_every_row_becomes_an_item_or_reports_faults(
     value: Any = data.draw(values | st.dictionaries(own | names, values, min_size=3))
     file = tmp_path_factory.getbasetemp() / f"{source}.jsonl"
     file.write_text(json.dumps(value) + "\n")
-    (outcome,) = row_outcomes(load_data_config([f"data={source}", f"data.path={file}"]).data)
+    (outcome,) = row_outcomes(_section(source, file))
     assert bool(outcome.items) == outcome.imported
     assert bool(outcome.items) or outcome.faults
     json.dumps([fault.detail for fault in outcome.faults])
