@@ -24,7 +24,7 @@ test: .venv/.vllm  ## Lint, types, layers, all tests
 pytest: .venv/.vllm .venv/smollm2-135m
 	$(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-bench: .venv/.vllm  ## Compare speed with TRL and RewardBench 2; ARGS=--scale: costs by number of rows
+bench: .venv/.vllm .venv/smollm2-135m  ## Compare speed with TRL and RewardBench 2; ARGS=--scale: costs by number of rows
 ifneq ($(filter --scale,$(ARGS)),)
 	$(BIN)/python tests/benchmarks/scale.py $(filter-out --scale,$(ARGS))
 else
@@ -32,6 +32,7 @@ else
 	$(BIN)/python tests/benchmarks/scoring.py
 	$(BIN)/python tests/benchmarks/judging.py
 	$(BIN)/python tests/benchmarks/ahead.py
+	$(BIN)/python tests/benchmarks/pretrained.py
 endif
 
 docs: .venv/.dev  ## Pages of the Python API from its docstrings; runs/docs/think_as_locals.html

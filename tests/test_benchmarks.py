@@ -29,6 +29,13 @@ def test_compared_scores_and_losses_agree(tmp_path: Path, warm_python: str) -> N
     assert [round(result["token_bound"]) for result in results] == [3, 3, 2]
 
 
+def test_pretrained_sides_give_the_same(tmp_path: Path, warm_python: str, small_run: Path) -> None:
+    model = str(small_run / "model")
+    results = found(warm_python, tmp_path, "pretrained", "--repetitions", "1", "--model", model)
+    assert results["sft"]["difference"] < 1e-5
+    assert results["rollouts"]["difference"] == 0
+
+
 def test_compared_updates_have_equal_gradients(tmp_path: Path, warm_python: str) -> None:
     (results,) = found(warm_python, tmp_path, "update", *TINY, "--vocabulary", "1024", "--shrink", "16")["runs"]
     assert [result["case"] for result in results if "gradient_error" not in result] == [
