@@ -267,7 +267,10 @@ def test_resume_keeps_finished_run_and_rejects_changed_seed(
         start("recipes/quickstart.yaml", [*overrides, "seed=7"])
 
 
-def test_resume_rejects_checkpoint_with_embedded_code(small_run: Path, tmp_path: Path, tal: Tal) -> None:
+def test_resume_rejects_checkpoint_with_embedded_code(
+    small_run: Path, tmp_path: Path, tal: Tal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     copy, marker = tmp_path / "small", tmp_path / "marker"
     shutil.copytree(small_run, copy)
     shutil.rmtree(copy / "model")

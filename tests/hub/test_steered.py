@@ -35,11 +35,9 @@ def test_pushed_files_are_the_allowed_ones_and_score_the_same(
     steered: Path, hub: FakeHub, api: HfApi, tmp_path: Path
 ) -> None:
     model = steered / "models" / THAI
-    (tmp_path / "secret").write_bytes(b"planted")
     assert not (model / "training_args.bin").exists()
     for name in ("optimizer.pt", ".env", "tal_judge.json", "generation.json", "training_args.bin"):
         (model / name).write_bytes(b"planted")
-    (model / "merges.txt").symlink_to(tmp_path / "secret")
     upload(prepare(steered, REPO, model=THAI).files, REPO, public=False, update=False, revision=None, api=api)
     files = hub.repositories[REPO].files()
     assert set(files) == FROM_MODEL | {"README.md", "scpo.json"}
