@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import signal
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
