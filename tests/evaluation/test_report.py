@@ -43,7 +43,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"stage": "grpo", "step": s, "reward": s / 20 - 0.5, "rewards/mine/mean": s / 40, **degenerate}
         for s in range(1, 21)
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(log + '{"stage": "grpo", "st')
     (folder / "config.yaml").write_text("seed: 3\nnote: <b>bold</b>\n")
     (folder / "environment.json").write_text(json.dumps({"python": "3.12.3", "git_dirty": False}))
     return folder
@@ -200,9 +201,9 @@ def test_report_of_a_from_scratch_judge_shows_a_notice(run: Path, scratch: bool)
     assert "tal judge" not in page.text  # there are no examples
 
 
-def test_value_that_is_no_number_is_left_out_of_its_curve(run: Path) -> None:
+def test_torn_line_of_metrics_is_skipped(run: Path) -> None:
     log = run / "metrics.jsonl"
-    log.write_text('{"stage": "grpo", "step": 1, "reward": NaN}\n' + log.read_text())
+    log.write_text('{"sta\n{"stage": "grpo", "step": 1, "reward": NaN}\n' + log.read_text())
     assert "Training reward" in Page(write_report(run)).text
 
 

@@ -528,10 +528,15 @@ def test_accuracies_match_separate_estimates() -> None:
         statistics.accuracies([one, other[1:]], groups, 200, 0)
 
 
-def test_draws_are_cached_by_number_of_groups() -> None:
+def test_draws_are_cached_by_number_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    make = np.random.default_rng
+    monkeypatch.setattr(statistics, "_draws_kept", {})
+    monkeypatch.setattr(statistics.np.random, "default_rng", lambda seed: drawn.append(seed) or make(seed))
     data = [scores_of(groups, seed) for groups, seed in ((60, 0), (80, 1), (60, 2), (80, 3))]
-    statistics._draws.cache_clear()
+    drawn.clear()
     first = [accuracy(*each, 200, 7) for each in data]
-    assert statistics._draws.cache_info().misses == 2
-    statistics._draws.cache_clear()
-    assert [accuracy(*each, 200, 7) for each in data[::-1]] == first[::-1]
+    assert drawn == [7, 7]
+    monkeypatch.setattr(statistics, "_MAX_CACHE_BYTES", 0)
+    assert [accuracy(*each, 200, 7) for each in data] == first
+    assert [groups for groups, *_ in statistics._draws_kept] == [80]

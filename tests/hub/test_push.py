@@ -176,3 +176,12 @@ def test_pushed_run_downloads_as_an_identical_judge(
     before, after = (Judge.load(str(folder)).judge([item]) for folder in (run / "model", back))
     assert before == after
     assert before[0].completion
+
+
+def test_weights_that_change_after_the_scan_are_not_sent(run: Path, hub: FakeHub, api: HfApi) -> None:
+    files = prepare(run, REPO).files
+    weights = run / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes() + PLANTED)
+    with pytest.raises(HubError, match=r"model\.safetensors changed since the scan"):
+        upload(files, REPO, public=False, update=False, revision=None, api=api)
+    assert PLANTED not in b"".join(hub.stored.values())

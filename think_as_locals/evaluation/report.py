@@ -256,7 +256,10 @@ def _logged(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str]]:
     found: dict[str, dict[int, float]] = defaultdict(dict)
     warned = list[str]()
     for line in path.read_bytes().splitlines() if path.is_file() else ():
-        values = json.loads(line)
+        try:
+            values = json.loads(line)
+        except ValueError:  # the torn last line of a run that was stopped
+            continue
         if "warning" in values:
             warned.append(str(values["warning"]))
         for key, value in values.items() if values["stage"] == "grpo" else ():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from scipy.special import ndtr, stdtr, stdtrit
 _MAX_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
 FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (evaluation/README.md)
 RESAMPLES = 2000  # of what compares runs, each of which may have its own `eval.bootstrap_samples`
+_MAX_CACHE_BYTES = 2**28  # bytes of draws
 _BLOCK = 2**20  # numbers of draws that are multiplied at once
 
 Values = Sequence[float] | NDArray[np.float64]
@@ -247,13 +247,20 @@ def _mean(values: Floats, cell: Codes) -> float:
     return float((np.bincount(cell, values) / np.bincount(cell)).mean())
 
 
-@lru_cache(maxsize=32)  # numbers of groups, which other breakdowns, baselines and reward models have too
+_draws_kept: dict[tuple[int, int, int], NDArray[np.uint8]] = {}  # the last used at the end
+
+
 def _draws(groups: int, samples: int, seed: int) -> NDArray[np.uint8]:
-    """Return how often each resample has each group."""
-    rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
-    counts = np.empty((samples, groups), np.uint8)  # counts fit a byte
-    for rows in _blocks(groups, samples):
-        counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
+    """Return how often each resample has each group, from a cache: others have the same number of groups."""
+    counts = _draws_kept.pop(key := (groups, samples, seed), None)
+    if counts is None:
+        rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
+        counts = np.empty((samples, groups), np.uint8)  # counts fit a byte
+        for rows in _blocks(groups, samples):
+            counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
+    _draws_kept[key] = counts
+    while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_CACHE_BYTES:
+        del _draws_kept[next(iter(_draws_kept))]
     return counts
 
 
