@@ -7,11 +7,13 @@ TRL's VLLMGeneration: the one here and that of `served_engine.py`.
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from socket import socket
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, get_args
 
@@ -232,6 +234,10 @@ class ColocatedGeneration(CheckedGeneration):
 
     def _init_vllm(self) -> None:
         vllm_engine.prepare()
+        if self.accelerator.num_processes == 1:  # TRL's choice may be another run's until vLLM listens, seconds later
+            with socket() as free:
+                free.bind(("localhost", 0))
+                os.environ.setdefault("MASTER_PORT", str(free.getsockname()[1]))
         self._num_adapters = 0  # sent so far
         self._made_without: str | None = None  # why the engine was made without adapters
         original = vllm_generation.LLM
