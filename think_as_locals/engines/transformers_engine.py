@@ -129,7 +129,7 @@ def neutral_generation(model: Any) -> Iterator[None]:
 
 def _generate(model: Any, generate: Callable[..., Tensor], input_ids: Tensor, **options: Any) -> Tensor:
     """Return what `generate` does; keys and values of equal rows, as of a group's prompt, are computed once."""
-    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    bare = bare_model(model)
     cache = DynamicCache(config=bare.config)
     given = torch.stack([input_ids, options["attention_mask"]], -1)
     distinct, rows = torch.unique(given, dim=0, return_inverse=True)
@@ -144,6 +144,11 @@ def _generate(model: Any, generate: Callable[..., Tensor], input_ids: Tensor, **
             cache.batch_select_indices(rows)
             options["past_key_values"] = cache
     return generate(input_ids, **options)
+
+
+def bare_model(model: Any) -> Any:
+    """Return a model without what PEFT wraps around it; its layers may still have adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @contextmanager

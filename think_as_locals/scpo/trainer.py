@@ -31,6 +31,7 @@ from think_as_locals.config.schema import LoraSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig, ScpoSection
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat, packed_passes, packing
+from think_as_locals.engines.transformers_engine import bare_model
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.judging.prompt import break_tokens
@@ -151,8 +152,7 @@ class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
         super().__init__(**settings)
         self._checked = False
         self.unshared_reason: str | None = None
-        model = self.accelerator.unwrap_model(self.model)
-        bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+        bare = bare_model(self.accelerator.unwrap_model(self.model))
         if self.args.disable_dropout:
             packed_passes.disable_functional_dropout(bare)
         reason = packed_passes.prepare_classifier(bare, self.processing_class)

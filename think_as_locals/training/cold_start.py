@@ -30,6 +30,7 @@ from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import SftSection
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat
+from think_as_locals.engines.transformers_engine import bare_model
 from think_as_locals.judging import prompt_format, render_presented, reorder_responses
 from think_as_locals.judging.formats import Format
 from think_as_locals.judging.prompt import culture_name, shuffled_order
@@ -87,8 +88,7 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         def keep_labelled(module: nn.Module, args: Any, output: Any) -> None:
             output.last_hidden_state = output.last_hidden_state[labelled][None]
 
-        bare = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        with bare.base_model.register_forward_hook(keep_labelled):
+        with bare_model(self.model).base_model.register_forward_hook(keep_labelled):
             shifted = {**inputs, "shift_labels": following[labelled][None]}
             return super().compute_loss(model, shifted, *args, **kwargs)
 

@@ -28,6 +28,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head, nanmax, nanmin
 
 from think_as_locals.engines import packed_passes, packing, shared_layers
+from think_as_locals.engines.transformers_engine import bare_model
 from think_as_locals.runtime.ranks import uses_deepspeed
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._skip_pass = False
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
-        bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
+        bare = list(map(bare_model, models))
         if float32_head:
             # TRL's `cast_lm_head_to_fp32` also converts the weights, which FSDP2 refuses beside others in bfloat16, and
             # fails with PEFT and tied embeddings.
