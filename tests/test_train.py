@@ -7,8 +7,10 @@ import re
 import shlex
 import shutil
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow.parquet as parquet
@@ -36,7 +38,7 @@ from think_as_locals.run import start
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.cold_start import ColdStartTrainer
 from think_as_locals.training.grpo import load_chat
-from think_as_locals.types import ConfigError, DataError, Item, TooLongError
+from think_as_locals.types import ConfigError, DataError, Demonstration, Item, TooLongError
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +121,28 @@ def test_cold_start_model_is_freed_before_grpo(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(train, "write_report", lambda folder: folder)
     start("recipes/quickstart.yaml", ["sft.max_steps=1", f"run.dir={tmp_path}", "run.name=small"])
     assert len(models) == 1
+
+
+def test_cold_start_and_grpo_train_on_the_same_shuffled_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, list[Item]] = {}
+
+    def make(config: Any, sft: Any, model: str, demonstrations: Sequence[Demonstration], *_: Any) -> None:
+        given["cold start"] = [each.item for each in demonstrations]
+        raise RuntimeError("made")
+
+    monkeypatch.setattr(train, "ColdStartTrainer", make)
+    words = ["data.shuffle_labels=true", "sft.max_steps=50", f"run.dir={tmp_path}", "run.name=small"]
+    with pytest.raises(RuntimeError, match="made"):
+        start("recipes/quickstart.yaml", words)
+    monkeypatch.setattr(train, "cold_start", lambda *_: None)
+    monkeypatch.setattr(train, "grpo", lambda config, model, data, *_: given.update(grpo=data.train))
+    monkeypatch.setattr(train, "write_report", lambda folder: folder)
+    start("recipes/quickstart.yaml", [*words, "run.resume=auto"])
+    assert set(given["cold start"]) <= set(given["grpo"])
+    config = load_recipe("recipes/quickstart.yaml", words)
+    right = {item.id: item.best for item in load_training_data(config, BREAKDOWNS["cell"]).train}
+    assert {item.id for item in given["grpo"]} == {*right}
+    assert fmean(item.best == right[item.id] for item in given["grpo"]) == pytest.approx(0.25, abs=0.06)
 
 
 def test_run_on_a_data_mix_evaluates_every_named_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -100,6 +101,8 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
     trained = ", ".join(f"{data.sources.count(name):,} of {name}" for name in config.data.sources)
     evaluated = ", ".join(f"{name} {len(each.items):,}" for name, each in data.sets.items())
     console.print(f"{config.run.name}: training items {trained}; evaluation items: {evaluated}")
+    if config.data.shuffle_labels:
+        data = replace(data, train=shuffle_labels(data.train, config.seed))
     with StopSignals() as signals:
         model = str(config.model.path)  # what GRPO trains: this, or the result of the cold start
         if config.sft is not None:
@@ -167,8 +170,7 @@ def grpo(
     pairs = list(zip(data.train, data.sources, strict=True))
     if left_out:
         pairs = [pair for pair in pairs if pair[0] not in left_out]
-    train: Sequence[Item] = [item for item, _ in pairs]
-    train = shuffle_labels(train, config.seed) if config.data.shuffle_labels else train
+    train = [item for item, _ in pairs]
     seen = [demonstration.item for demonstration in data.demonstrations]
     hashes = training_hashes([*train, *seen], config.model.path, config.model.revision)
     finish = partial(write_beside, config, hashes)

@@ -334,8 +334,11 @@ def test_mix_repeats_items_in_proportion_to_weights(sizes: list[int], weights: l
             assert times.total() == pytest.approx(scale * given_weights[name], abs=0.5)
 
 
-def test_shuffled_labels_are_at_chance_and_keep_other_fields(item: Item) -> None:
+def test_shuffled_labels_are_at_chance_and_take_the_origin_with_them(item: Item) -> None:
     items = [replace(item, id=str(i)) for i in range(2000)]
     shuffled = shuffle_labels(items, seed=0)
     assert sum(one.best == item.best for one in shuffled) / 2000 == pytest.approx(0.25, abs=0.04)
-    assert all(replace(one, best=item.best) == before for one, before in zip(shuffled, items, strict=True))
+    assert {one.origins[one.best] for one in shuffled} == {item.origins[item.best]}
+    assert all(sorted(one.origins) == sorted(item.origins) for one in shuffled)
+    kept = [replace(one, best=item.best, origins=item.origins) for one in shuffled]
+    assert kept == items

@@ -257,6 +257,11 @@ def mix(parts: Mapping[str, Sequence[Item]], weights: Mapping[str, float] | None
 
 
 def shuffle_labels(items: Sequence[Item], seed: int) -> tuple[Item, ...]:
-    """Return the items with random labels, as a control experiment."""
-    rng = random.Random(seed)
-    return tuple(replace(item, best=rng.randrange(len(item.responses))) for item in items)
+    """Return the items with random labels, as a control experiment; the best response's origin goes with the label."""
+    rng, shuffled = random.Random(seed), []
+    for item in items:
+        best, origins = rng.randrange(len(item.responses)), [*item.origins]
+        if origins:
+            origins[best], origins[item.best] = origins[item.best], origins[best]
+        shuffled.append(replace(item, best=best, origins=tuple(origins)))
+    return tuple(shuffled)
