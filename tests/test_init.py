@@ -21,6 +21,7 @@ from think_as_locals.config.checks import load_config, load_data_config, load_re
 from think_as_locals.data import load, read
 from think_as_locals.data.sources import jsonl
 from think_as_locals.hub.files import is_pushed_path
+from think_as_locals.types import DataError
 
 PAIRS = [
     {"prompt": f"How do people greet the {who}?", "chosen": "With a wai.", "rejected": "With a bow.", "culture": "TH"}
@@ -107,6 +108,45 @@ def test_init_inspects_rows_of_every_file_format(tmp_path: Path, tal: Tal, suffi
         assert (data.source, data.path) == ("rows", str(tmp_path / f"my rows: 'é'{suffix}"))
     assert load(base, 0).test == load(one_cpu, 0).test
     assert load_recipe("mine/one_gpu.yaml").run.launch is None  # doctor estimates one process
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"question": "?", "response_A": "a", "response_B": "b", "label": "A>B", "question_id": 7},
+         {"prompt": ["question"], "responses": ["response_A", "response_B"], "best": ["label"],
+          "group": ["question_id"]}),
+        ({"prompt": "?", "response 1": "a", "response 2": "b", "winner": "response 1"},
+         {"prompt": ["prompt"], "responses": ["response 1", "response 2"], "best": ["winner"]}),
+        ({"instruction": "?", "input": "", "betterAnswer": "a", "worseAnswer": "b", "country": "TH"},
+         {"prompt": ["instruction", "input"], "chosen": ["betterAnswer"], "rejected": ["worseAnswer"],
+          "culture": ["country"]}),
+        ({"conversation_a": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}],
+          "conversation_b": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "b"}],
+          "winner": "model_a"},
+         {"responses": ["conversation_a", "conversation_b"], "best": ["winner"]}),
+    ],
+    ids=["JudgeBench", "numbers and spaces", "Alpaca", "MT-Bench"],
+)  # fmt: skip
+def test_init_guesses_columns_by_their_names(tal: Tal, row: dict[str, Any], columns: dict[str, list[str]]) -> None:
+    write(Path("mine.jsonl"), [row])
+    done = tal("init", "mine", "--from", "mine.jsonl")
+    assert "1 rows = 1 imported (1 items)" in done.out, done.err
+    data = load_recipe("mine/judge.yaml").data
+    assert data.columns == columns
+    assert [(item.prompt, item.responses) for item in read(data)] == [("?", ("a", "b"))]
+    read_as = tal("data", "validate", "mine.jsonl").out.splitlines()[0]
+    assert shlex.split(read_as)[2] == "data=rows"
+    with pytest.raises(DataError, match=re.escape(f"The rows look like {read_as.removeprefix('read as ')}, got")):
+        read(load_data_config(["data=rows", "data.path=mine.jsonl"]).data)
+
+
+@pytest.mark.parametrize("names", ["asked better worse", "question response_a response_b", "question better label"])
+def test_init_asks_for_columns_that_look_like_nothing(tal: Tal, names: str) -> None:
+    write(Path("mine.jsonl"), [dict.fromkeys(names.split(), "x")])
+    done = tal("init", "mine", "--from", "mine.jsonl")
+    assert done.status == 2
+    assert "Say which are what: 'data.columns=" in done.err
 
 
 def test_init_chooses_the_data_source_from_the_columns(tal: Tal) -> None:

@@ -160,7 +160,7 @@ ROWS = {  # columns
 def test_source_is_recognised_by_fields_despite_invalid_rows(tmp_path: Path, source: str) -> None:
     path, row = tmp_path / "rows.jsonl", json.dumps(dict.fromkeys(ROWS[source].split(), "x"))
     path.write_text("\n".join(["{", "[]", "{}", *[row] * 3]))
-    assert recognise(str(path)) == source.partition(" ")[0]
+    assert recognise(str(path)) == [f"data={source.partition(' ')[0]}"]
 
 
 COLUMNS = "prompt,chosen\n?,!\n"

@@ -76,8 +76,9 @@ def _validate(arguments: Namespace) -> None:
     if not arguments.overrides and are_edits(arguments.path):  # whether their items exist is checked when they are used
         outcomes, read_as = edit_outcomes(arguments.path, None), "edits"
     else:
-        config = recognised_config(arguments.path, arguments.overrides)
-        outcomes, read_as = item_outcomes(config.data, config.seed), f"data={config.data.source}"
+        overrides = recognised(arguments.path, arguments.overrides)
+        config = rows_config(arguments.path, overrides)
+        outcomes, read_as = item_outcomes(config.data, config.seed), shlex.join(overrides)
     quarantine = Path(arguments.quarantine) if arguments.quarantine else None
     tally = validate(outcomes, strict=arguments.strict, quarantine=quarantine)
     if arguments.json:
@@ -88,16 +89,20 @@ def _validate(arguments: Namespace) -> None:
     raise SystemExit(0 if tally.clean else 1)
 
 
-def recognised_config(path: str, overrides: Sequence[str]) -> ItemsConfig:
+def recognised(path: str, overrides: Sequence[str]) -> list[str]:
     """Return how to read rows: as overrides say, or as their columns look."""
-    from think_as_locals.config.checks import load_data_config
-    from think_as_locals.config.compose import quoted
     from think_as_locals.data.sources import recognise
 
-    source = "data=rows"
-    if not any(each.startswith(("data=", "data.columns=")) for each in overrides):
-        source = f"data={recognise(path)}"
-    return load_data_config([source, f"data.path={quoted(path)}", *overrides])
+    given = any(each.startswith(("data=", "data.columns=")) for each in overrides)
+    return [*(["data=rows"] if given else recognise(path)), *overrides]
+
+
+def rows_config(path: str, overrides: Sequence[str]) -> ItemsConfig:
+    """Return the configuration of rows."""
+    from think_as_locals.config.checks import load_data_config
+    from think_as_locals.config.compose import quoted
+
+    return load_data_config([*overrides, f"data.path={quoted(path)}"])
 
 
 def _init(arguments: Namespace) -> None:
@@ -120,14 +125,16 @@ def _init(arguments: Namespace) -> None:
     try:
         if rows is None:
             _write_sample(temp / _SAMPLE)
-        data = recognised_config(str(rows or temp / _SAMPLE), arguments.overrides).data
-        summary = _summarise(data, arguments.overrides)
-        given = [each.partition("=")[0].removeprefix("data.") for each in arguments.overrides]
+        read_as = recognised(str(rows or temp / _SAMPLE), arguments.overrides)
+        data = rows_config(str(rows or temp / _SAMPLE), read_as).data
+        overrides = read_as[1:]
+        summary = _summarise(data, overrides)
+        given = [each.partition("=")[0].removeprefix("data.") for each in overrides]
         values = {"path": path, "quoted": json.dumps(literal(path), ensure_ascii=False), "source": data.source}
         for name, indent in (("columns", 2), ("columns_of_set", 8)):
             lines = (f"{key}: {json.dumps(getattr(data, key), ensure_ascii=False)}" for key in given)
             values[name] = "".join(f"\n{' ' * indent}{line}" for line in lines)
-        values["in_shell"] = shlex.join([path, *arguments.overrides])
+        values["in_shell"] = shlex.join([path, *overrides])
         for template in files(__package__).joinpath("starter").iterdir():
             text = Template(template.read_text(encoding="utf-8")).substitute(values)
             write_text(temp / template.name.removesuffix(".template"), text)
@@ -136,7 +143,7 @@ def _init(arguments: Namespace) -> None:
         shutil.rmtree(temp)
         raise
     written = ", ".join(sorted(file.name for file in folder.iterdir()))
-    print_result(f"{path}: read as data={data.source}\n{summary}\n{folder} has {written}\n")
+    print_result(f"{path}: read as {shlex.join(read_as)}\n{summary}\n{folder} has {written}\n")
     print_result(f"Next:\n  cd {shlex.quote(str(folder))}")
     print_result("  tal run judge.yaml run.name=first  # README.md has the commands in order")
 

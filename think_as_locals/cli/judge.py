@@ -94,7 +94,7 @@ def _items(arguments: Namespace) -> list[Item]:
     one = arguments.prompt is not None or bool(arguments.response)
     if one == (arguments.items is not None):
         raise ConfigError("give a file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
-    from think_as_locals.cli.data import recognised_config
+    from think_as_locals.cli.data import recognised, rows_config
     from think_as_locals.data import read
     from think_as_locals.data.languages import culture_fault, language_tag
     from think_as_locals.data.rows import Outcome, mark_repeats, read_rows, valid_items
@@ -109,7 +109,7 @@ def _items(arguments: Namespace) -> list[Item]:
     items: Iterable[Item]
     if not one and (arguments.overrides or _in_training_format(path)):
         overrides = [f"data.language={language}"] if language else []
-        config = recognised_config(path, [*overrides, *arguments.overrides])
+        config = rows_config(path, recognised(path, [*overrides, *arguments.overrides]))
         items = read(config.data, config.seed)
     else:
         given = {name: value for name, value in (("culture", culture), ("language", language)) if value}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -156,13 +157,13 @@ def read(data: DataSection, seed: int = 0, faulty: list[str] | None = None) -> S
             items = valid_items(mark_repeats(row_outcomes(data, seed)), left_out)
         return choose(items, data, source.applies, seed)
     except DataError as error:
-        other: str = data.source
-        if source.fields and data.path and Path(data.path).is_file():
+        other = [f"data={data.source}"]
+        if data.path and Path(data.path).is_file():
             with suppress(DataError):
                 other = recognise(data.path)
-        if other == data.source:
+        if other[0] == f"data={data.source}" and (data.columns or not other[1:]):
             raise
-        raise DataError(f"{error}\nThe rows look like data={other}, got data={data.source}") from error
+        raise DataError(f"{error}\nThe rows look like {shlex.join(other)}, got data={data.source}") from error
 
 
 # --- Selection by the keys of `data` ---

@@ -353,7 +353,7 @@ def test_every_row_is_imported_or_has_a_fault(folder: Path) -> None:
 
 
 def test_data_build_gives_the_same_items_as_training(folder: Path, tmp_path: Path, tal: Tal) -> None:
-    assert recognise(str(folder)) == "blend"
+    assert recognise(str(folder)) == ["data=blend"]
     out = tmp_path / "items.jsonl"
     words = ["data=blend", f"data.path={folder}", "data.num_responses=2", "data.max_groups=1"]
     output = tal("data", "build", *words, f"out={out}").out

@@ -199,7 +199,7 @@ def test_trl_conversations_become_prompt_and_responses(
     tmp_path: Path, row: dict[str, Any], prompt: str, suffix: str
 ) -> None:
     path = write(tmp_path / f"rows{suffix}", [row])
-    assert recognise(str(path)) == "rows"
+    assert recognise(str(path)) == ["data=rows"]
     (item,) = read(data_section(source="rows", path=str(path)))
     assert (item.prompt, item.responses) == (prompt, ("Rice.", "Toast."))
     assert "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in item.messages).endswith(prompt)

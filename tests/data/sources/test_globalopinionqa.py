@@ -293,7 +293,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def test_csv_file_is_recognised_and_validated(rows: Path, tal: Tal) -> None:
-    assert recognise(str(rows)) == "globalopinionqa"
+    assert recognise(str(rows)) == ["data=globalopinionqa"]
     done = tal("data", "validate", str(rows))
     assert done.status == 0
     assert f"{rows}:4: skipped: no_question: " in done.out

@@ -227,7 +227,7 @@ def test_both_configs_of_a_hub_id_are_read_with_distinct_places(monkeypatch: pyt
 
 def test_folder_is_recognised_and_validated(tmp_path: Path, tal: Tal) -> None:
     path = folder(tmp_path, utterances=[*UTTERANCES, utterance(8, 0)])
-    assert recognise(str(path)) == "prism"
+    assert recognise(str(path)) == ["data=prism"]
     done = tal("data", "validate", str(path))
     assert f"{path / 'utterances.jsonl'}:9: error: greater_than_equal: score: " in done.out
     assert done.out.splitlines()[-1] == "12 rows = 11 imported (7 items) + 1 in quarantine"

@@ -52,7 +52,7 @@ def test_example_source_of_the_guide_works_end_to_end(tmp_path: Path, monkeypatc
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = data_section(source="jsonl", path=str(file)).model_copy(update={"source": "comparisons"})
 
-    assert recognise(str(file)) == "comparisons"
+    assert recognise(str(file)) == ["data=comparisons"]
     tally = validate(item_outcomes(data))
     assert (tally.rows, tally.imported, tally.items) == (13, 10, 10)
     faults = [line.removeprefix(f"{file}:").split(": ")[:4] for line in tally.faults]

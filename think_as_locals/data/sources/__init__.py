@@ -15,7 +15,7 @@ from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
 from think_as_locals.data.languages import culture_fault, language_tag
 from think_as_locals.data.rows import Fault, Outcome, Row, name_unread_columns, path_of, read_rows
 from think_as_locals.data.sources import blend, carb, care, globalopinionqa, jsonl, prism, rewardbench2
-from think_as_locals.data.sources.columns import Columns
+from think_as_locals.data.sources.columns import Columns, guess_columns
 from think_as_locals.types import DataError, DataWarning, Item, cut
 
 _SAMPLE = 100  # rows read to recognise a source
@@ -153,14 +153,18 @@ def row_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
     return outcomes(data, seed)
 
 
-def recognise(path: str) -> str:
-    """Return the source of rows, recognised by their columns: the one that reads the most, then the first of them."""
+def recognise(path: str) -> list[str]:
+    """Return the overrides that read rows, recognised by their columns: `data=` the source that reads the most of them.
+
+    Where no source knows the columns, they are those of `data=rows` if their names look like it, and `data.columns`
+    says which are what.
+    """
     folder = Path(path).expanduser()
     if folder.is_fifo():
         raise DataError(f"{path}: a pipe is read only once: say data=SOURCE")
     for name, source in SOURCES.items():
         if source.files and all(any(folder.glob(pattern)) for pattern in source.files):
-            return name
+            return [f"data={name}"]
     with warnings.catch_warnings(action="ignore", category=DataWarning):  # given again when the rows are loaded
         rows = list(islice(read_rows(path), _SAMPLE))
     given = [set(row.value) for row in rows if isinstance(row.value, Mapping)]
@@ -177,11 +181,13 @@ def recognise(path: str) -> str:
         in_columns = [name for name, source in SOURCES.items() if source.in_columns]
         scores = {name: sum(map(Columns.of_conf(name).match, given)) for name in in_columns}
     best = max(scores, key=lambda name: scores[name])
-    if not scores[best]:
-        raise DataError(
-            f"{path}: no known data set has the columns {cut(', '.join(columns))}.\n"
-            "Say which are what: 'data.columns={prompt: NAME, chosen: NAME, rejected: NAME}', or "
-            "'data.columns={prompt: NAME, responses: [NAME, NAME], best: NAME}' and what the labels in `best` mean: "
-            "'data.labels={1: a, 2: b, 0: tie}'; also `culture: NAME`, and `group: NAME` of the question's own column"
-        )
-    return best
+    if scores[best]:
+        return [f"data={best}"]
+    if guessed := guess_columns(columns):
+        return ["data=rows", guessed]
+    raise DataError(
+        f"{path}: no known data set has the columns {cut(', '.join(columns))}.\n"
+        "Say which are what: 'data.columns={prompt: NAME, chosen: NAME, rejected: NAME}', or "
+        "'data.columns={prompt: NAME, responses: [NAME, NAME], best: NAME}' and what the labels in `best` mean: "
+        "'data.labels={1: a, 2: b, 0: tie}'; also `culture: NAME`, and `group: NAME` of the question's own column"
+    )

@@ -7,14 +7,14 @@ most data sets of preferences are a file in `conf/data`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from think_as_locals.config.compose import ASSETS
+from think_as_locals.config.compose import ASSETS, quoted
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data.fields import (
     Culture,
@@ -55,6 +55,18 @@ _JOINED = {"prompt": "\n\n", "group": "/", "id": "/"}
 """Fields whose several columns are joined, if a row has the last of them."""
 UNREAD = frozenset({"chosen_model", "rejected_model", "model_a", "model_b"})
 """Columns that are left out on purpose."""
+_TEXT = "(response|answer|output|completion|reply|candidate|conversation|ref)"
+_LOOK = {
+    "prompt": r"(user_)?(prompt|question|instruction|query|request|message|input)|history|context",
+    "chosen": rf"({_TEXT}_)?(chosen|better|preferred|accepted|winning|positive)(_{_TEXT})?",
+    "rejected": rf"({_TEXT}_)?(rejected|worse|dispreferred|losing|negative)(_{_TEXT})?",
+    "responses": rf"(\w+_)?{_TEXT}_[a-h0-8]",
+    "best": rf"(\w+_)?(best|better|winner|labels?|preference|preferred|verdict|choice)(_{_TEXT})?(_id)?",
+    "culture": "culture|country|nationality",
+    "language": "language|lang",
+    "group": r"(question|prompt|group)_id|qid|group",
+}
+"""Other names of columns, in lower case and with _ between words and numbers, by which fields are guessed."""
 
 
 class _Row(RowModel):
@@ -192,7 +204,7 @@ class Columns:
             if field == "responses" and len(found) > 1:  # a label names a column, whichever others are empty
                 values["letters"] = "".join(x for n, x in zip(names, _LETTERS, strict=False) if row.get(n) is not None)
             if len(found) > 1 and field in _JOINED and not any(isinstance(each, list) for each in found):
-                values[field] = _JOINED[field].join(map(str, found))
+                values[field] = _JOINED[field].join(str(each) for each in found if each != "")
             elif len(found) > 1 and field in ("rejected", "responses", *_JOINED):
                 values[field] = found  # an error if some are messages
             else:
@@ -201,6 +213,28 @@ class Columns:
         if isinstance(unpack(values.get("chosen")), list) and isinstance(values.get("rejected"), str):
             values["rejected"] = [values["rejected"]]  # both are answers that look like lists
         return values
+
+
+def guess_columns(names: Iterable[str]) -> str | None:
+    """Return `data.columns` for rows by what the names of their columns look like; `None` if some look like nothing.
+
+    >>> guess_columns(["pair_id", "question", "response_A", "response_B", "label"])
+    'data.columns={prompt: ["question"], responses: ["response_A", "response_B"], best: ["label"]}'
+    """
+    words = {name: re.sub(r"(?<=[a-z])(?=[A-Z0-9])|[^a-zA-Z0-9]+", "_", name).casefold() for name in names}
+    found = {field: [name for name in words if re.fullmatch(look, words[name])] for field, look in _LOOK.items()}
+    if not found["prompt"] and "conversation" not in " ".join(words.values()):
+        return None
+    if found["chosen"] and found["rejected"]:
+        found["responses"] = found["best"] = []
+    elif len(found["responses"]) > 1 and found["best"]:
+        found["chosen"] = found["rejected"] = []
+    else:
+        return None
+    is_alpaca = [words[name] for name in found["prompt"][:2]] == ["instruction", "input"]
+    several = {"responses": len(LABELS), "prompt": 1 + is_alpaca}
+    chosen = {field: ", ".join(map(quoted, columns[: several.get(field, 1)])) for field, columns in found.items()}
+    return f"data.columns={{{', '.join(f'{field}: [{columns}]' for field, columns in chosen.items() if columns)}}}"
 
 
 def _as_tuples(columns: Mapping[Any, str | list[str]] | None) -> dict[str, tuple[str, ...]]:
