@@ -193,56 +193,11 @@ def test_validity_report_combines_selections_and_carb_accuracy(evaluation: Path,
     assert (tmp_path / "validity.svg").read_text().startswith("<svg")
 
 
-def test_two_processes_split_requests_and_match_one_process(
-    evaluation: Path, words: list[str], tmp_path: Path, warm_python: str
+@pytest.mark.parametrize("words", [["demonstrate", "teacher.path=x"], ["run", "carb", "rms.mine=constant"]])
+def test_what_does_not_train_rejects_multiple_processes(
+    tal: Tal, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    broken = ["rms.broken=classifier", f"rms.broken.path={words[-2].partition('=')[2]}"]  # it has no head
-    launcher = [warm_python, command("torchrun"), "--nproc_per_node", "2"]
-    done = launch(*launcher, *words[1:], *broken, f"run.dir={tmp_path}", "run.name=shared")
-    assert "broken failed" in done.stderr
-    assert done.returncode == 1, done.stdout + done.stderr
-    for stage in ("carb", "probes", "selections"):
-        names = [file.name for file in (evaluation / stage).glob("*.json*")]
-        assert {file.name for file in (tmp_path / "shared" / stage).glob("*.json*")} == set(names)
-        for name in names:
-            assert (tmp_path / "shared" / stage / name).read_bytes() == (evaluation / stage / name).read_bytes()
-
-    def answered(file: Path) -> set[str]:
-        return {json.loads(line)["key"] for line in file.read_text().splitlines()[1:]}
-
-    journals = tmp_path / "shared" / "journals"
-    first, second = answered(journals / "mine.jsonl"), answered(journals / "mine.parts" / "1.jsonl")
-    assert first | second == answered(evaluation / "journals" / "mine.jsonl")
-    assert not first & second
-    assert min(len(first), len(second)) > 16
-
-
-def test_failure_in_one_process_is_raised_in_all(tmp_path: Path, warm_python: str) -> None:
-    (tmp_path / "peers.py").write_text(
-        "from think_as_locals.runtime.ranks import Peers\n"
-        "peers, said = Peers.join(), []\n"
-        "def act(culprits, times):\n"
-        "    for _ in range(times):\n"
-        "        peers.exchange('asked')\n"
-        "    if peers.rank in culprits:\n"
-        "        raise ValueError(f'bad {peers.rank}')\n"
-        "    return peers.exchange(peers.rank)\n"
-        "for culprits in ((), (1,), (0, 1), ()):\n"
-        "    try:\n"
-        "        said.append(str(peers.together(lambda: act(culprits, 2))))\n"
-        "    except Exception as error:\n"
-        "        said.append(f'{type(error).__name__}: {error}')\n"
-        f"open({str(tmp_path)!r} + f'/{{peers.rank}}', 'w').write('\\n'.join(said))\n"
-    )
-    done = launch(warm_python, command("torchrun"), "--nproc_per_node", "2", str(tmp_path / "peers.py"))
-    assert done.returncode == 0, done.stderr
-    outputs_by_rank = [(tmp_path / str(rank)).read_text().splitlines() for rank in (0, 1)]
-    assert outputs_by_rank[0] == ["[0, 1]", "PeerError: process 1: ValueError: bad 1", "ValueError: bad 0", "[0, 1]"]
-    assert outputs_by_rank[1] == ["[0, 1]", "ValueError: bad 1", "ValueError: bad 1", "[0, 1]"]
-
-
-def test_demonstrate_rejects_multiple_processes(tal: Tal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    done = tal("demonstrate", "teacher.path=x")
-    assert (done.status, "demonstrate runs in one process, got 2" in done.err) == (2, True)
+    done = tal(*words)
+    assert (done.status, "runs in one process, got 2: start it with `tal run`" in done.err) == (2, True)

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,8 @@ from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.doctor import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
-from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
 from think_as_locals.runtime.output import print_result
-from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.runtime.terminal import Terminal, progress_bar, progress_console
 from think_as_locals.types import LABELS, DataError, Item, PreflightError, ThinkAsLocalsError
@@ -99,39 +96,35 @@ def _load_edits(config: EvaluationConfig, items: Sequence[Item]) -> Edits:
     return {edit: list(map(presented, of_edit)) for edit, of_edit in pairs.items()}
 
 
-def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers: Peers = ALONE) -> None:
+def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder) -> None:
     """Evaluate reward models one after the other, and write the leaderboard.
 
     If one fails, the others go on; the evaluation then ends with status 1, and a resumed run tries it again.
     """
     quiet_transformers()
-    console = progress_console(is_main=peers.is_main)
-    errors = Terminal(stderr=True, style="red", quiet=not peers.is_main)
+    console, errors = progress_console(), Terminal(stderr=True, style="red")
     console.print(
         f"{config.run.name}: {len(data.items):,} items ({config.data.source}), reward models: {len(config.rms)}"
     )
     if (sample := config.sample) is not None:
         with progress_bar(console) as bar:
-            peers.together(lambda: draw(sample, config.seed, data.questions, folder, bar, peers))
+            draw(sample, config.seed, data.questions, folder, bar)
         data = replace(data, candidates=read_candidates(folder.candidates))
         clear_device_cache(garbage_collection=True)  # of the policy
-    if peers.is_main:  # now, since answers will take memory, too: all reward models share them
-        baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
+    # Now, since answers will take memory, too: all reward models share them.
+    baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
     failed = []
     for name in config.rms:
         record = folder.result("failed", name)
         try:
-            RewardModelEvaluation(config, name, data, folder, console, peers).run()
+            RewardModelEvaluation(config, name, data, folder, console).run()
             record.unlink(missing_ok=True)
         except Exception as error:  # a bug as well: the other reward models do not depend on it
             if (fault := file_fault(error)) and fault.errno in DISK_FAULTS:
                 raise
             failed.append(name)
-            message = record_failure(error, record) if peers.is_main else ""
-            errors.print(f"{name} failed: {message}")
+            errors.print(f"{name} failed: {record_failure(error, record)}")
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
-    if not peers.is_main:
-        return
     page = write_leaderboard([folder.path], folder.path)
     print_result(*on_terminal(folder.path), f"leaderboard  {page}")
     if failed:
@@ -176,33 +169,26 @@ class RewardModelEvaluation:
     data: EvaluationData
     folder: RunFolder
     console: Console
-    peers: Peers
 
     def run(self) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
         stages = {"carb": self._carb}
         stages |= {"probes": self._probe} if self.data.edits is not None else {}
         stages |= {"selections": self._select} if self.data.candidates else {}
-        # As seen by the main process, which writes the results.
-        missing, *_ = self.peers.exchange([stage for stage in stages if not self._done(stage)])
+        missing = [stage for stage in stages if not self._done(stage)]
         if not missing:
             return
         section, answers = self.config.rms[self.name], self.folder.journal(self.name)
+        if faults := reward_model_faults(section, f"rms.{self.name}"):
+            raise PreflightError("; ".join(faults))
         with ExitStack() as stack:
-
-            def load() -> tuple[RewardModel, Journal]:
-                if faults := reward_model_faults(section, f"rms.{self.name}"):
-                    raise PreflightError("; ".join(faults))
-                rm = stack.enter_context(closing(load_reward_model(section, self.config.seed)))
-                return rm, stack.enter_context(Journal(answers, rm.identity, peers=self.peers))
-
-            rm, journal = self.peers.together(load)
+            rm = stack.enter_context(closing(load_reward_model(section, self.config.seed)))
+            journal = stack.enter_context(Journal(answers, rm.identity))
             bar = stack.enter_context(progress_bar(self.console))
             for stage in missing:
                 self._result(stage).parent.mkdir(exist_ok=True)
                 advance_bar, too_long = advance(bar, f"{self.name}: {stage}"), self.config.eval.too_long
-                collector = AnswerCollector(rm, journal, advance_bar, too_long, self.peers)
-                self.peers.together(partial(stages[stage], collector))
+                stages[stage](AnswerCollector(rm, journal, advance_bar, too_long))
 
     def _done(self, stage: str) -> bool:
         """Return whether a stage has its result, with items that are too long treated as `eval.too_long` says."""
@@ -218,8 +204,6 @@ class RewardModelEvaluation:
         """Measure which responses it chooses."""
         config, items = self.config, self.data.items
         scored = collector.predictions(items)
-        if not self.peers.is_main:
-            return
         section, protocol = config.rms[self.name], "a score for each response"
         if isinstance(section, QuerySection):
             orders = "one order" if section.orders == 1 else f"{section.orders} orders"
@@ -252,16 +236,13 @@ class RewardModelEvaluation:
             )
             for line in applied(found):
                 self.console.print(f"{self.name}: {line}")
-        if self.peers.is_main:
-            write_json(self._result("probes"), found)
+        write_json(self._result("probes"), found)
 
     def _select(self, collector: AnswerCollector) -> None:
         """Measure which candidates it selects, and how good these are if that is known."""
         config, section, rows = self.config, self.config.rms[self.name], self.data.candidates
         listwise = isinstance(section, QuerySection) and section.protocol == "listwise"
         chosen = downstream.tournament(rows, collector.scores, _COMPARED if listwise else len(LABELS), config.seed)
-        if not self.peers.is_main:
-            return
         table = self._result("selections").with_suffix(".jsonl")
         table.unlink(missing_ok=True)  # of a run that was killed between the two files
         downstream.write_selections(rows, chosen, table)

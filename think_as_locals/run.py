@@ -18,10 +18,9 @@ from think_as_locals.config.launch import read_launch
 from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig, EvaluationConfig, TrainingConfig
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
-from think_as_locals.runtime.gpus import take_own_gpus
 from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.processes import interrupt, on_signals
-from think_as_locals.runtime.ranks import Peers, apply_launch
+from think_as_locals.runtime.ranks import apply_launch
 from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, run_folder
 from think_as_locals.types import ConfigError, DataError, DataWarning
 
@@ -35,7 +34,7 @@ class Program(NamedTuple):
 
     load: str  # config -> its data; a fault in them ends a run before it has a folder
     plan: str  # config, data -> what --dry-run says, in rows of a name and a text
-    run: str  # config, data, folder (and the peers of an evaluation)
+    run: str  # config, data, folder
 
 
 PROGRAMS: dict[type[Config], Program] = {
@@ -87,30 +86,20 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     """Return the program of a recipe with all it needs (configuration, data), and the locked folder of the run."""
     config: Config | None = None
     data: Any = None
-    settings = dict[str, Any]()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # some are needed before the main process can send them
-        with suppress(ConfigError):  # which says what is wrong, and ends the others
-            settings = compose_recipe(recipe, overrides)
-    trains = "rms" not in settings  # the processes of an evaluation have a model each
-    if not trains:
-        take_own_gpus()
     if int(os.environ.get("RANK", "0")) == 0:
         config = _load_config(recipe, overrides)
-        data, trains = load_data(config), isinstance(config, TrainingConfig)
-    elif trains:
-        apply_launch(settings.get("run", {}).get("launch"))
-    peers = Peers()
-    if trains and "WORLD_SIZE" in os.environ:
+        data = load_data(config)
+    else:
+        with suppress(ConfigError):  # the main process says what is wrong, and ends the others
+            apply_launch(compose_recipe(recipe, overrides).get("run", {}).get("launch"))
+    if config is None or ("WORLD_SIZE" in os.environ and isinstance(config, TrainingConfig)):
         config, run = _share(config, data, lock)
     else:
-        peers = Peers.join()
-        sent: Any = config and (config, _open(config, data, lock))
-        config, run = peers.exchange(sent)[0]
+        run = _open(config, data, lock)
     if data is None:
         with warnings.catch_warnings(action="ignore", category=DataWarning):  # the main process has shown them
             data = load_data(config)
-    shared = [peers] if peers.size > 1 else []
-    return partial(_function(PROGRAMS[type(config)].run), config, data, run, *shared), run
+    return partial(_function(PROGRAMS[type(config)].run), config, data, run), run
 
 
 def load_single(recipe: str, overrides: Sequence[str]) -> Config:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from think_as_locals.reward_models.reward_model import (
     too_long_reason,
 )
 from think_as_locals.runtime.files import naming
-from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.types import ConfigError, DataError, Item, TooLong
 
 Key = Callable[[Request], str]
@@ -60,26 +58,22 @@ class Journal:
     """An append-only file of answers, as a context; requests with the same key have one answer.
 
     The first line identifies the model, and each other line has the key and the answer of a request. An incomplete
-    line, left by a killed process, is cut off. Several processes write a file each, and all read all files.
+    line, left by a killed process, is cut off.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request, peers: Peers = ALONE) -> None:
-        parts = path.with_suffix(".parts")
-        self._path = path if peers.is_main else parts / f"{peers.rank}.jsonl"
+    def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request) -> None:
+        self._path = path
         self.key = key
         self.answers: dict[str, Answer] = {}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        for file in dict.fromkeys((path, *sorted(parts.glob("*.jsonl")), self._path)):
-            whole = self._load(file, identity)
-            if file == self._path and file.exists():
-                os.truncate(file, whole)
-        self._file = self._path.open("ab", buffering=0)
-        if not self._path.stat().st_size:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        self._file.truncate(self._load(path, identity))
+        if not path.stat().st_size:
             self._write({"identity": identity})
 
     def _load(self, path: Path, identity: dict[str, Any]) -> int:
-        """Add the answers of a file; return the length of its whole lines: another process may be writing the last."""
-        content = path.read_bytes() if path.exists() else b""
+        """Add the answers of a file; return the length of its whole lines."""
+        content = path.read_bytes()
         whole = content.rfind(b"\n") + 1
         then: dict[str, Any] = identity
         for number, line in enumerate(content[:whole].splitlines(), 1):
@@ -120,11 +114,6 @@ class Journal:
             while line:  # one call, unless the disk is full: then the next one raises
                 line = line[self._file.write(line) :]
 
-    def share(self, keys: Iterable[str], peers: Peers) -> None:
-        """Exchange answers with the other processes, which all call this."""
-        for answers in peers.exchange({key: self.answers[key] for key in keys}):
-            self.answers |= answers
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerCollector:
@@ -134,7 +123,6 @@ class AnswerCollector:
     journal: Journal
     advance: Advance
     too_long: TooLong = "error"
-    peers: Peers = ALONE
 
     def predictions(self, items: Sequence[Item]) -> Iterator[ScoredItem]:
         """Yield judgements in the order of the items: one for each item, or for each order of its responses."""
@@ -162,24 +150,18 @@ class AnswerCollector:
                 counts.append(len(of_item))
                 yield from of_item
 
-        keys = iter(collect(self.rm, self.journal, self.advance, requests(), self.too_long, self.peers))
+        keys = iter(collect(self.rm, self.journal, self.advance, requests(), self.too_long))
         answers = ([self.journal.answers[key] for key in islice(keys, count)] for count in counts)
         return zip(items, answers, strict=True)
 
 
 def collect(
-    queryable: Queryable,
-    journal: Journal,
-    advance: Advance,
-    requests: Iterable[Request],
-    too_long: TooLong = "error",
-    peers: Peers = ALONE,
+    queryable: Queryable, journal: Journal, advance: Advance, requests: Iterable[Request], too_long: TooLong = "error"
 ) -> list[str]:
     """Ask for the answers that a journal lacks, and return the journal's key of each request.
 
     Requests are sorted by the model's own key (common prefixes, or similar lengths, side by side), and chunks are cut
-    from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer. Several
-    processes take the chunks in turn, and each has all answers in the end.
+    from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer.
     """
     keys, by_key = list[str](), dict[str, Request]()
     for request in requests:
@@ -200,10 +182,9 @@ def collect(
 
     if size is None:
         wanted = list(filter(is_open, wanted))
-    step = size or math.ceil(len(wanted) / peers.size) or 1
-    mine = [slice(start, start + step) for start in range(0, len(wanted), step)][peers.rank :: peers.size]
-    for part in mine:
-        chunk = wanted[part]
+    step = size or len(wanted) or 1
+    for start in range(0, len(wanted), step):
+        chunk = wanted[start : start + step]
         if not any(map(is_open, chunk)):
             continue
         of_chunk = [by_key.pop(key) for key in chunk]  # from here on only this chunk holds them in memory
@@ -211,8 +192,6 @@ def collect(
             advance(journal.add(chunk[index], answer), total)
         if missing := [each.item.id for key, each in zip(chunk, of_chunk, strict=True) if key not in journal.answers]:
             raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
-    if peers.size > 1:
-        journal.share([key for part in mine for key in wanted[part]], peers)
     return keys
 
 
@@ -225,9 +204,7 @@ def query_with_journal(
     *,
     key: Key = by_request,
     too_long: TooLong = "error",
-    peers: Peers = ALONE,
 ) -> list[Answer]:
     """Return the answers to requests, asking only for those that the journal at `path` lacks."""
-    with Journal(path, identity, key, peers) as journal:
-        peers.exchange(None)  # all have read what there is before anyone writes
-        return [journal.answers[key] for key in collect(queryable, journal, advance, requests, too_long, peers)]
+    with Journal(path, identity, key) as journal:
+        return [journal.answers[key] for key in collect(queryable, journal, advance, requests, too_long)]

@@ -35,7 +35,6 @@ from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, Polic
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.reward_models.reward_model import Answer, Answered, Request, identify_weights
 from think_as_locals.runtime.files import write_rows
-from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, Item
 
@@ -226,16 +225,9 @@ NO_ANSWER = "(no answer)"
 """Replaces a blank candidate, which cannot be shown to a reward model."""
 
 
-def draw(
-    section: SampleSection,
-    seed: int,
-    questions: Sequence[Question],
-    folder: RunFolder,
-    bar: Progress,
-    peers: Peers = ALONE,
-) -> None:
+def draw(section: SampleSection, seed: int, questions: Sequence[Question], folder: RunFolder, bar: Progress) -> None:
     """Sample candidates, score them, and write them to the folder's `candidates.jsonl`."""
-    if peers.exchange(folder.candidates.is_file())[0]:
+    if folder.candidates.is_file():
         return
     items = [question.item for question in questions]
     requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
@@ -251,10 +243,8 @@ def draw(
             drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
             path = folder.journal(f"candidate-{number}")
             advance_bar = advance(bar, f"candidate {number} of {section.num_candidates}")
-            of_number = query_with_journal(sampler, path, {**identity, **drawn}, requests, advance_bar, peers=peers)
+            of_number = query_with_journal(sampler, path, {**identity, **drawn}, requests, advance_bar)
             answers.append([{**answer, "seed": sampling.seed} for answer in of_number])
-    if not peers.is_main:
-        return
     of_questions = list(zip(*answers, strict=True))
     texts = [[answer["text"].strip() or NO_ANSWER for answer in found] for found in of_questions]
     scores = qualities(section, seed, questions, texts)

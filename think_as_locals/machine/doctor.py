@@ -41,8 +41,7 @@ def preflight(config: Config | model_schema.ServeConfig) -> None:
     if isinstance(config, model_schema.TrainingConfig):
         missing += launch_faults(config)
         missing += memory_faults(config) if not missing else []
-    alone = isinstance(config, model_schema.DemonstrationConfig | model_schema.EditConfig)
-    if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+    elif (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
         faults = "\n".join(f"  - {fault}" for fault in missing)

@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, num_gpus
-from think_as_locals.types import ModelError, PreflightError
-
-T = TypeVar("T")
+from think_as_locals.types import PreflightError
 
 _MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16"}
 _AFTER_SERVER_S = 60.0  # ranks wait this much longer for the main process than it waits for the vLLM server
-
-
-class PeerError(ModelError):
-    """Another process of this launch failed."""
 
 
 def apply_launch(name: str | None) -> str | None:
@@ -162,63 +154,6 @@ def rank_timeout_s(config: TrainingConfig) -> float:
     if config.rollout.backend != "vllm_server":
         return config.grpo.ddp_timeout
     return max(config.grpo.ddp_timeout, config.rollout.timeout_s + _AFTER_SERVER_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """The processes of a launch that each have their own copy of a model, and share the requests to it.
-
-    Every rank must make the same calls in the same order. An error in one is raised in all, so that none waits.
-    """
-
-    rank: int = 0
-    size: int = 1
-
-    @classmethod
-    def join(cls) -> Peers:
-        """Join the other processes of this launch, if any; they exchange only Python objects."""
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            return cls()
-        from torch.distributed import get_rank, get_world_size, init_process_group
-
-        init_process_group("gloo", timeout=timedelta(days=7))  # if one dies, the launcher ends the others
-        return cls(get_rank(), get_world_size())
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process writes the results and the output."""
-        return self.rank == 0
-
-    def exchange(self, value: T) -> list[T]:
-        """Return the values of all processes by rank; raise a PeerError if one of them failed."""
-        return self._gather(None, value)
-
-    def together(self, action: Callable[[], T]) -> T:
-        """Call a function in every process and return its result here; an error in one is raised in all."""
-        try:
-            done = action()
-        except PeerError:
-            raise
-        except Exception as error:
-            with suppress(PeerError):
-                self._gather(f"{type(error).__name__}: {error}", None)
-            raise
-        self.exchange(None)
-        return done
-
-    def _gather(self, fault: str | None, value: Any) -> list[Any]:
-        if self.size == 1:
-            return [value]
-        from torch.distributed import all_gather_object
-
-        gathered: list[Any] = [None] * self.size
-        all_gather_object(gathered, (fault, value))
-        if faults := [f"process {rank}: {fault}" for rank, (fault, _) in enumerate(gathered) if fault]:
-            raise PeerError("; ".join(faults))
-        return [value for _, value in gathered]
-
-
-ALONE = Peers()
 
 
 def uses_deepspeed() -> bool:
