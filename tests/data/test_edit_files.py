@@ -13,18 +13,8 @@ from items import make_item
 from think_as_locals.data.edits import read_edits
 from think_as_locals.types import DataError, Item
 
-ITEMS = [
-    make_item(
-        id=f"jp-{number}",
-        prompt=f"What do people in Japan eat, {number}?",
-        responses=("rice", "bread", "soup"),
-        best=1,
-        culture="JP",
-        language="en",
-        origins=("JP", "FR", "US"),
-    )
-    for number in range(2)
-]
+MEALS: dict[str, Any] = {"responses": ("rice", "bread", "soup"), "best": 1, "origins": ("JP", "FR", "US")}
+ITEMS = [make_item(id=f"jp-{n}", prompt=f"What do people in Japan eat, {n}?", culture="JP", **MEALS) for n in range(2)]
 
 
 def read(folder: Path, *rows: dict[str, Any], items: list[Item] = ITEMS) -> Any:
@@ -32,19 +22,14 @@ def read(folder: Path, *rows: dict[str, Any], items: list[Item] = ITEMS) -> Any:
 
 
 def test_edit_changes_only_the_fields_of_its_row(tmp_path: Path) -> None:
-    responses = ["ご飯", "パン", "スープ"]
-    rows = [
+    responses, asked = ["ご飯", "パン", "スープ"], "In Japan, what is eaten, 0?"
+    found = read(
+        tmp_path,
         {"item": "jp-1", "probe": "RC", "prompt": "What do people eat, 1?", "provenance": {"model": "m"}},
         {"item": "jp-0", "probe": "CL", "responses": responses, "language": "Japanese"},
         {"item": "jp-0", "probe": "CC", "responses": ["rice", "pita", "soup"]},
-        {
-            "item": "jp-0",
-            "probe": "RP",
-            "prompt": "In Japan, what is eaten, 0?",
-            "responses": ["rice.", "a bread", "s"],
-        },
-    ]
-    found = read(tmp_path, *rows)
+        {"item": "jp-0", "probe": "RP", "prompt": asked, "responses": ["rice.", "a bread", "s"]},
+    )
     zero, one = ITEMS
     unlabelled = dataclasses.replace(one, id="jp-1#RC", prompt="What do people eat, 1?", culture=None)
     assert found["RC"] == [(one, unlabelled, "en")]
@@ -52,17 +37,15 @@ def test_edit_changes_only_the_fields_of_its_row(tmp_path: Path) -> None:
     assert found["CL"] == [(zero, dataclasses.replace(zero, id="jp-0#CL", responses=tuple(responses)), "ja")]
     cc = dataclasses.replace(zero, id="jp-0#CC", responses=("rice", "pita", "soup"), origins=())
     assert found["CC"] == [(zero, cc, "en")]
-    assert [(after.prompt, after.best, after.culture) for _, after, _ in found["RP"]] == [(rows[3]["prompt"], 1, "JP")]
+    assert [(after.prompt, after.best, after.culture) for _, after, _ in found["RP"]] == [(asked, 1, "JP")]
+
+
+ROW = {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"}
 
 
 def test_row_with_its_own_item_is_kept_for_any_evaluated_items(tmp_path: Path) -> None:
     own = dataclasses.replace(ITEMS[0], id="elsewhere")
-    found = read(
-        tmp_path,
-        {"item": {**dataclasses.asdict(own)}, "probe": "RC", "prompt": "What do people eat?"},
-        {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"},
-        {"item": "jp-1", "probe": "RC", "prompt": "What do people eat?"},
-    )
+    found = read(tmp_path, ROW | {"item": dataclasses.asdict(own)}, ROW, ROW | {"item": "jp-1"})
     assert [pair.before.id for pair in found["RC"]] == ["elsewhere", "jp-0", "jp-1"]
     assert found["RC"][0][0] == own
 
@@ -70,6 +53,7 @@ def test_row_with_its_own_item_is_kept_for_any_evaluated_items(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        ({"item": "jp-1"}, r"item 'jp-1' has a RC edit already, in .*edits\.jsonl:1"),
         ({"item": "jp-9"}, r"item 'jp-9' is not among the 2 items; did you mean 'jp-[01]'\?"),
         ({"probe": "XX"}, "probe: "),
         ({"prompt": None}, "prompt and responses are the item's: expected at least one that differs"),
@@ -85,14 +69,10 @@ def test_row_with_its_own_item_is_kept_for_any_evaluated_items(tmp_path: Path) -
     ],
 )
 def test_invalid_row_error_names_file_and_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    good = {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"}
     with pytest.raises(DataError, match=rf"^[^\n]*edits\.jsonl:2: {message}"):
-        read(tmp_path, good | {"item": "jp-1"}, good | row)
+        read(tmp_path, ROW | {"item": "jp-1"}, ROW | row)
 
 
-def test_duplicate_edits_are_rejected_and_long_errors_shortened(tmp_path: Path) -> None:
-    row = {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"}
-    with pytest.raises(DataError, match=r":2: item 'jp-0' has a RC edit already, in .*edits\.jsonl:1"):
-        read(tmp_path, row, row)
+def test_long_errors_are_shortened(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"and 2 more"):
-        read(tmp_path, *[row | {"item": f"no-{number}"} for number in range(12)])
+        read(tmp_path, *[ROW | {"item": f"no-{number}"} for number in range(12)])

@@ -56,7 +56,9 @@ def outcome(folder: Path, name: str, changes: dict[str, Any], *overrides: str) -
         ("rows", {"country": "Chile"}, {"culture": "CL"}),
         ("rows", {"rejected": ["Toast.", "Jam."]}, {"responses": (PAIR["chosen"], "Toast.", "Jam.")}),
         ("rows", {"chosen": "[see below]"}, {"responses": ("[see below]", PAIR["rejected"])}),
-        ("rows", {"chosen": "[1, 2]", "rejected": "[2, 1]"}, {"responses": ("[1, 2]", "[2, 1]")}),
+        # An answer that looks like a list is a text.
+        *(("rows", {"chosen": one, "rejected": other}, {"responses": (one, other)})
+          for one, other in (("[1, 2]", "[2, 1]"), ("5", "[1, 2, 3]"), ("['a']", "['b']"), ("5", '{"a": 1}'))),
         ("rows", {"rejected": ["Toast.", "Toast."]}, {"responses": (PAIR["chosen"], "Toast.")}),
         ("rows", {"prompt": '[{"a": 1}]'}, {"prompt": '[{"a": 1}]'}),
         ("rows", {"culture": "NA"}, {"culture": "NA"}),
@@ -171,33 +173,25 @@ SYSTEM = {"role": "system", "content": "Be kind."}
 MORE = [ASKED, RICE, {"role": "user", "content": "And in winter?"}]
 
 
-@pytest.mark.parametrize(
-    ("row", "prompt"),
-    [
-        ({"prompt": [ASKED], "chosen": [RICE], "rejected": [TOAST]}, PAIR["prompt"]),
-        ({"chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, PAIR["prompt"]),
-        ({"prompt": PAIR["prompt"], "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, PAIR["prompt"]),
-        ({"prompt": f"{PAIR['prompt']} \n", "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, PAIR["prompt"]),
-        ({"prompt": "Hi", "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, f"user: Hi\n\nuser: {PAIR['prompt']}"),
-        (
-            {"prompt": [SYSTEM, ASKED], "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]},
-            f"system: Be kind.\n\nuser: {PAIR['prompt']}",
-        ),
-        (
-            {"prompt": [ASKED], "chosen": [RICE, ASKED, RICE], "rejected": [RICE, ASKED, TOAST]},
-            f"user: {PAIR['prompt']}\n\nassistant: Rice.\n\nuser: {PAIR['prompt']}",
-        ),
-        (
-            {"prompt": PAIR["prompt"], "chosen": [*MORE, RICE], "rejected": [*MORE, TOAST]},
-            f"user: {PAIR['prompt']}\n\nassistant: Rice.\n\nuser: And in winter?",
-        ),
-    ],
-    ids=["explicit", "implicit", "ultrafeedback", "spaces", "another before", "system before", "repeated", "several"],
-)
+ASKS = PAIR["prompt"]
+CONVERSATIONS: dict[str, tuple[Any, list[Any], str]] = {  # the prompt, what both responses begin with, what is read
+    "explicit": ([ASKED], [], ASKS),
+    "implicit": (None, [ASKED], ASKS),
+    "ultrafeedback": (ASKS, [ASKED], ASKS),
+    "spaces": (f"{ASKS} \n", [ASKED], ASKS),
+    "another before": ("Hi", [ASKED], f"user: Hi\n\nuser: {ASKS}"),
+    "system before": ([SYSTEM, ASKED], [ASKED], f"system: Be kind.\n\nuser: {ASKS}"),
+    "repeated": ([ASKED], [RICE, ASKED], f"user: {ASKS}\n\nassistant: Rice.\n\nuser: {ASKS}"),
+    "several": (ASKS, MORE, f"user: {ASKS}\n\nassistant: Rice.\n\nuser: And in winter?"),
+}
+
+
+@pytest.mark.parametrize(("asked", "before", "prompt"), CONVERSATIONS.values(), ids=CONVERSATIONS)
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_trl_conversations_become_prompt_and_responses(
-    tmp_path: Path, row: dict[str, Any], prompt: str, suffix: str
+    tmp_path: Path, asked: Any, before: list[Any], prompt: str, suffix: str
 ) -> None:
+    row = {"chosen": [*before, RICE], "rejected": [*before, TOAST]} | ({"prompt": asked} if asked else {})
     path = write(tmp_path / f"rows{suffix}", [row])
     assert recognise(str(path)) == ["data=rows"]
     (item,) = read(data_section(source="rows", path=str(path)))
@@ -257,19 +251,15 @@ def test_messages_are_no_prompt_of_carb_nor_a_part_of_a_text(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_hh_dialogues_are_split_into_their_common_turns_and_the_answers(tmp_path: Path, end: str) -> None:
-    dialogue = HH.replace("\n", end)
+    dialogue, other = (text.replace("\n", end) for text in (HH, "\n\nHuman: No\n\nAssistant: So"))
     for prompt in (None, "How do I greet?"):
         row = {"prompt": prompt, "chosen": f"{dialogue} A wai.", "rejected": f"{dialogue} A bow."}
         (item,) = outcome(tmp_path, "rows", row).items
         assert item.prompt == "user: Hi\n\nassistant: Hello\n\nuser: How do I greet?"
         assert item.responses == ("A wai.", "A bow.")
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("rest", [" A wai.\n\nHuman: Thanks", " A wai.\n\nHuman: So?\n\nAssistant: Yes."])
-def test_hh_dialogues_that_part_before_the_answers_are_a_fault(tmp_path: Path, rest: str, end: str) -> None:
-    row = {"chosen": f"{HH}{rest}".replace("\n", end), "rejected": "\n\nHuman: No\n\nAssistant: So".replace("\n", end)}
-    assert fault_names(outcome(tmp_path, "rows", row)) == ["dialogue"]
+    for rest in (" A wai.\n\nHuman: Thanks", " A wai.\n\nHuman: So?\n\nAssistant: Yes."):  # no answer to one prompt
+        row = {"chosen": dialogue + rest.replace("\n", end), "rejected": other}
+        assert fault_names(outcome(tmp_path, "rows", row)) == ["dialogue"]
 
 
 def test_long_white_space_takes_no_quadratic_time(tmp_path: Path) -> None:
@@ -277,30 +267,24 @@ def test_long_white_space_takes_no_quadratic_time(tmp_path: Path) -> None:
     assert outcome(tmp_path, "rows", texts).imported
 
 
+HH_TURNS = [("user", "Hi"), ("assistant", "Hello"), ("user", "How do I greet?")]
+
+
 @pytest.mark.parametrize(
     ("prompt", "turns"),
     [
-        (f"{HH}", [("user", "Hi"), ("assistant", "Hello"), ("user", "How do I greet?")]),
-        (HH.replace("\n", "\r\n"), [("user", "Hi"), ("assistant", "Hello"), ("user", "How do I greet?")]),
-        (
-            "\r\n\r\nHuman: Hi\r\n\r\nAssistant: Yes?\r\n\r\nHuman: How?",
-            [("user", "Hi"), ("assistant", "Yes?"), ("user", "How?")],
-        ),
+        (HH, HH_TURNS),
+        (HH.replace("\n", "\r\n"), HH_TURNS),
+        (HH.replace("\n", "\r\n").removesuffix("\r\n\r\nAssistant:"), HH_TURNS),
         ("\n\nHuman: How do I greet?\n\nAssistant:", []),
         ("Human: is it a name?", []),  # a text that only resembles them
     ],
+    ids=["lines", "CRLF", "without Assistant:", "a single turn", "a name"],
 )
 def test_hh_prompts_are_read_in_their_turns(tmp_path: Path, prompt: str, turns: list[tuple[str, str]]) -> None:
     (item,) = outcome(tmp_path, "rows", {"prompt": prompt, "chosen": " A wai.", "rejected": " A bow."}).items
     assert item.turns == tuple(turns)
     assert (item.prompt, item.messages[-1]["content"]) != (prompt, prompt) or not prompt.endswith("Assistant:")
-
-
-@pytest.mark.parametrize(("chosen", "rejected"), [("5", "[1, 2, 3]"), ("['a']", "['b']"), ("5", '{"a": 1}')])
-def test_csv_answer_that_looks_like_a_list_is_a_text(tmp_path: Path, chosen: str, rejected: str) -> None:
-    path = write(tmp_path / "rows.csv", [PAIR | {"chosen": chosen, "rejected": rejected}])
-    (item,) = read(data_section(source="rows", path=str(path)))
-    assert item.responses == (chosen, rejected)
 
 
 def test_text_parts_are_joined(tmp_path: Path) -> None:
@@ -334,18 +318,13 @@ def test_culture_is_a_code_or_free_name_and_unknown_codes_are_rejected(given: st
         assert all((f"did you mean {suggested!r}" in each.detail) == bool(suggested) for each in found.faults)
 
 
-@pytest.mark.parametrize(
-    ("row", "detail"),
-    [
-        ({"question": "Greeting?", "one": "A bow.", "two": None, "better": 2}, "must be A or tie, got 2; two is empty"),
-        ({"frage": "Greeting?", "one": "A bow.", "two": "A wai.", "better": 2}, "Field required, in column question"),
-    ],
-)
-def test_columns_of_other_names_are_named_in_faults(row: dict[str, Any], detail: str) -> None:
+def test_columns_of_other_names_are_named_in_faults() -> None:
     columns = {"prompt": "question", "responses": ["one", "two"], "best": "better"}
     data = data_section(source="rows", path="x", columns=columns, labels={"1": "a", "2": "b"})
-    (fault,) = Outcome.of(a_row(row), Columns.of(data).items).faults
-    assert detail in fault.detail
+    row = {"question": "Greeting?", "one": "A bow.", "two": "A wai.", "better": 2}
+    for empty, detail in (("two", "got 2; two is empty"), ("question", "Field required, in column question")):
+        (fault,) = Outcome.of(a_row(row | {empty: None}), Columns.of(data).items).faults
+        assert detail in fault.detail
 
 
 def test_country_name_is_accepted_in_rows_but_not_in_items(tmp_path: Path) -> None:
@@ -367,8 +346,7 @@ def test_cultures_of_a_csv_reach_the_rendered_prompt(tmp_path: Path, tal: Tal) -
     cultures = {"TH": "TH", "Mexico": "MX", "CA-QC": "CA-QC", "Kabylia": "Kabylia", None: None}
     names = {"TH": "Thailand", "MX": "Mexico", "CA-QC": "Quebec (Canada)", "Kabylia": "Kabylia", None: "the culture"}
     path = write(tmp_path / "mine.csv", [a_pair(i, culture=[*cultures][i % 5]) for i in range(50)])
-    done = tal("data", "validate", str(path), "--strict")
-    assert (done.status, done.out) == (0, "read as data=rows\n50 rows = 50 imported (50 items) + 0 in quarantine\n")
+    assert tal("data", "validate", str(path), "--strict").status == 0
     splits = load(rows_of(path))
     items = (*splits.train, *splits.test)
     assert Counter(item.culture for item in items) == dict.fromkeys(cultures.values(), 10)
@@ -379,16 +357,10 @@ def test_unread_column_is_reported_once_per_file(tmp_path: Path) -> None:
     for name in ("a.csv", "b.jsonl"):
         rows = [a_pair(i, annotator="x", domain=name, score=None, chosen_model="m") for i in range(5)]
         write(tmp_path / name, [*rows[:3], rows[3] | ({"note": "y"} if name == "b.jsonl" else {}), rows[4]])
-    tally = validate(item_outcomes(rows_of(tmp_path)))
-    named = [
-        line.removeprefix(f"{tmp_path}/").partition("; known")[0]
-        for line in tally.faults
-        if ": unread_column: " in line
-    ]
-    assert named == [
-        "a.csv:2: warning: unread_column: not read: 'annotator'",
-        "b.jsonl:1: warning: unread_column: not read: 'annotator'",
-        "b.jsonl:4: warning: unread_column: not read: 'note'",
+    lines = [line for line in validate(item_outcomes(rows_of(tmp_path))).faults if ": unread_column: " in line]
+    columns = {"a.csv:2": "annotator", "b.jsonl:1": "annotator", "b.jsonl:4": "note"}
+    assert [line.removeprefix(f"{tmp_path}/").partition("; known")[0] for line in lines] == [
+        f"{place}: warning: unread_column: not read: {column!r}" for place, column in columns.items()
     ]
     with pytest.warns(DataWarning, match="not read: 'annotator'; known are ") as warned:
         assert len(list(read(rows_of(tmp_path)))) == 10
@@ -399,11 +371,8 @@ def test_data_settings_fill_in_missing_columns(tmp_path: Path) -> None:
     given = {"culture": "MX", "language": "es", "domain": "home"}
     path = write(tmp_path / "rows.jsonl", [a_pair(1), a_pair(2, **given), a_pair(3, subset="street")])
     items = read(rows_of(path, culture="CA-QC", language="French", domain="food"))
-    assert [(item.culture, item.language, item.domain) for item in items] == [
-        ("CA-QC", "fr", "food"),
-        ("MX", "es", "home"),
-        ("CA-QC", "fr", "street"),
-    ]
+    found = [(item.culture, item.language, item.domain) for item in items]
+    assert found == [("CA-QC", "fr", "food"), ("MX", "es", "home"), ("CA-QC", "fr", "street")]
     one = {"id": "1", "prompt": "?", "chosen": ["a"], "rejected": ["b", "c"], "subset": "Focus"}
     assert outcome_of(tmp_path, one, "data=rewardbench2", "data.culture=TH").items[0].culture == "TH"
 
@@ -441,8 +410,6 @@ def test_faulty_rows_are_left_out_and_counted_or_an_error(tmp_path: Path) -> Non
     config = rows_of(path)
     with pytest.raises(DataError, match=r"rows\.jsonl:2: chosen: must not be blank"):
         read(config)
-    with pytest.warns(
-        DataWarning, match=r"left out 1 of 3 rows with faults, such as .*rows\.jsonl:2: chosen: .*faulty_rows"
-    ):
+    with pytest.warns(DataWarning, match=r"left out 1 of 3 .*rows\.jsonl:2: chosen: .*faulty_rows"):
         assert len(read(config.model_copy(update={"faulty_rows": "skip"}), faulty=(faulty := []))) == 2
     assert [line.partition(": ")[0] for line in faulty] == [f"{config.path}:2"]

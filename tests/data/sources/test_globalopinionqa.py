@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 from conftest import Tal
+from data.sections import data_section
 from data.tables import KINDS, fault_names, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read
 from think_as_locals.data.rows import Outcome, Row, read_rows
-from think_as_locals.data.sources import recognise
 from think_as_locals.data.sources.globalopinionqa import (
     LEAST_SHARE,
     OpinionQuestion,
@@ -82,7 +81,7 @@ def test_shares_are_normalised_and_those_of_equal_options_summed(tmp_path: Path)
     twice = row(options=["Yes", "No", "Yes"], selections=shares)
     items = read_row(twice).items
     assert [(item.culture, item.responses) for item in items] == [("CL", ("Yes", "No")), ("TH", ("Yes", "No"))]
-    (found,) = read_questions(str(write(tmp_path / "r.jsonl", [twice])))
+    (found,) = read_all(tmp_path, twice)
     assert (found.options, found.shares) == (("Yes", "No"), {"CL": (0.625, 0.375), "TH": (0.75, 0.25)})
 
 
@@ -287,23 +286,15 @@ def test_others_mean_averages_all_other_countries(shares: list[tuple[float, ...]
 # --- as a source like any other ---
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    return write(tmp_path / "opinions.csv", [published(row()), published(row(question="And now?")), row(question="")])
-
-
-def test_csv_file_is_recognised_and_validated(rows: Path, tal: Tal) -> None:
-    assert recognise(str(rows)) == ["data=globalopinionqa"]
-    done = tal("data", "validate", str(rows))
+def test_csv_file_is_validated_and_min_share_gap_limits_its_pairs(tmp_path: Path, tal: Tal) -> None:
+    values = [published(row()), published(row(question="And now?")), row(question="")]
+    path = write(tmp_path / "opinions.csv", values)
+    done = tal("data", "validate", str(path))
     assert done.status == 0
-    assert f"{rows}:4: skipped: no_question: " in done.out
+    assert f"{path}:4: skipped: no_question: " in done.out
     assert done.out.splitlines()[-1] == "3 rows = 2 imported (4 items) + 1 in quarantine"
-
-
-@pytest.mark.parametrize(("gap", "count"), [("null", 6), ("0.1", 4), ("0.31", 2)])
-def test_min_share_gap_of_the_recipe_limits_pairs(rows: Path, gap: str, count: int) -> None:
-    words = ["data=globalopinionqa", f"data.path={rows}", f"data.min_share_gap={gap}"]
-    assert len(list(read(load_recipe("recipes/tal_grpo.yaml", words).data))) == count
+    for gap, count in ((None, 6), (0.1, 4), (0.31, 2)):
+        assert len(read(data_section(source="globalopinionqa", path=str(path), min_share_gap=gap))) == count
 
 
 # --- the mean of all other countries as the reference ---

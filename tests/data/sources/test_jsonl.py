@@ -129,15 +129,6 @@ def test_write_never_overwrites_an_existing_file(tmp_path: Path, before: bool) -
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("items.json", r"expected a name such as items\.jsonl"), ("nowhere/items.jsonl", "cannot be written")],
-)
-def test_unwritable_or_non_jsonl_path_is_rejected(tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(DataError, match=rf"{name}: .*{message}"):
-        jsonl.write([ITEM], tmp_path / name)
-
-
 def test_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
     def failing() -> Iterator[Item]:
         yield ITEM

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from conftest import Tal
 from data.tables import KINDS, fault_names, write
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read as read_source
 from think_as_locals.data.rows import Outcome
-from think_as_locals.data.sources import prism, recognise
+from think_as_locals.data.sources import prism
 from think_as_locals.types import DataError, DataWarning, Item
 
 
@@ -97,9 +97,7 @@ def test_responses_scored_differently_by_one_person_become_pairs(tmp_path: Path,
 def test_other_files_give_a_warning_and_conversation_type_is_optional(tmp_path: Path) -> None:
     write(tmp_path / "conversations.jsonl", [{"conversation_id": "c0"}])
     bare = [{name: row[name] for name in row if name != "conversation_type"} for row in UTTERANCES]
-    with pytest.warns(
-        DataWarning, match=r": not read: conversations\.jsonl \(PRISM is read from survey and utterances"
-    ):
+    with pytest.warns(DataWarning, match=r": not read: conversations\.jsonl \(PRISM is read from survey and utt"):
         assert {item.domain for item in read(folder(tmp_path, utterances=bare))} == {"conversation"}
 
 
@@ -145,22 +143,18 @@ def test_invalid_utterances_are_reported(tmp_path: Path, changes: dict[str, Any]
     assert len(outcomes) == len(survey) + len(rows)
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [(person("user9", "Atlantis", "ATL"), "no_country"), (person("user9", " ", "CHL"), "blank"), (7, "model_type")],
-)
-def test_invalid_survey_row_is_reported_and_the_others_are_read(tmp_path: Path, row: Any, expected: str) -> None:
-    outcomes = outcomes_of(tmp_path, [*SURVEY, row])
-    assert faults(outcomes) == {"survey:4": [expected]}
+def test_invalid_survey_rows_are_reported_and_the_others_are_read(tmp_path: Path) -> None:
+    rows = person("user9", "Atlantis", "ATL"), person("user9", " ", "CHL"), 7
+    outcomes = outcomes_of(tmp_path, [*SURVEY, *rows])
+    assert faults(outcomes) == {"survey:4": ["no_country"], "survey:5": ["blank"], "survey:6": ["model_type"]}
     assert sum(len(outcome.items) for outcome in outcomes) == len(PAIRS)
 
 
 def test_read_raises_on_errors_but_not_on_skipped_rows(tmp_path: Path) -> None:
-    survey = [*SURVEY, person("unsaid", "Prefer not to say", "Prefer not to say")]
-    rows = [*UTTERANCES, utterance(8, 3, user="unsaid"), utterance(9, 4, model_response="EMPTY STRING")]
-    assert len(read(folder(tmp_path, survey, rows))) == len(PAIRS)
-    with pytest.raises(DataError, match=r"utterances\.jsonl:11: score: "):
-        read(folder(tmp_path, survey, [*rows, utterance(10, "good")]))
+    rows = [*UTTERANCES, utterance(8, 4, model_response="EMPTY STRING")]
+    assert len(read(folder(tmp_path, utterances=rows))) == len(PAIRS)
+    with pytest.raises(DataError, match=r"utterances\.jsonl:10: score: "):
+        read(folder(tmp_path, utterances=[*rows, utterance(9, "good")]))
 
 
 def test_missing_or_duplicate_table_is_rejected(tmp_path: Path) -> None:
@@ -202,8 +196,6 @@ def test_every_row_is_paired_or_reports_faults(data: st.DataObject) -> None:
 
 
 def test_both_configs_of_a_hub_id_are_read_with_distinct_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    from datasets import Dataset, DatasetDict
-
     asked: list[tuple[Any, ...]] = []
 
     def load_dataset(path: str, name: str, *, split: str | None, revision: str | None) -> DatasetDict:
@@ -227,8 +219,8 @@ def test_both_configs_of_a_hub_id_are_read_with_distinct_places(monkeypatch: pyt
 
 def test_folder_is_recognised_and_validated(tmp_path: Path, tal: Tal) -> None:
     path = folder(tmp_path, utterances=[*UTTERANCES, utterance(8, 0)])
-    assert recognise(str(path)) == ["data=prism"]
     done = tal("data", "validate", str(path))
+    assert done.out.startswith("read as data=prism\n")
     assert f"{path / 'utterances.jsonl'}:9: error: greater_than_equal: score: " in done.out
     assert done.out.splitlines()[-1] == "12 rows = 11 imported (7 items) + 1 in quarantine"
 
