@@ -37,13 +37,13 @@ def message(path: Path | str, *overrides: str) -> str:
 
 
 @cache
-def values_of(recipe: Path) -> dict[str, Any]:
-    return load_config(recipe, ["run.name=whole"]).model_dump()
+def values_of(recipe: Path, *overrides: str) -> dict[str, Any]:
+    return load_config(recipe, ["run.name=whole", *overrides]).model_dump()
 
 
-def faults(changes: Mapping[str, Any], recipe: Path = QUICKSTART) -> str:
+def faults(changes: Mapping[str, Any], recipe: Path = QUICKSTART, *overrides: str) -> str:
     """The message about a recipe's configuration with some keys set to something else."""
-    values = copy.deepcopy(values_of(recipe))
+    values = copy.deepcopy(values_of(recipe, *overrides))
     for key, value in changes.items():
         *path, last = key.split(".")
         reduce(getitem, path, values)[last] = value

@@ -39,14 +39,12 @@ def test_recipe_path_is_found_from_any_working_directory(tmp_path: Path, monkeyp
     assert load_recipe("recipes/quickstart.yaml").recipe == "quickstart"
 
 
-@pytest.mark.parametrize("name", ["with space", "Größe", "a(1)", "it's"])
-def test_checkout_path_may_contain_special_characters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_checkout_path_may_contain_special_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = tmp_path / "with space" / "Größe" / "a(1)" / "it's"
     for part in ("conf", "recipes"):
-        shutil.copytree(ASSETS / part, tmp_path / name / part)
-    monkeypatch.setattr(composition, "ASSETS", tmp_path / name)
-    assert load_recipe(tmp_path / name / "recipes" / "quickstart.yaml").recipe == "quickstart"
+        shutil.copytree(ASSETS / part, checkout / part)
+    monkeypatch.setattr(composition, "ASSETS", checkout)
+    assert load_recipe(checkout / "recipes" / "quickstart.yaml").recipe == "quickstart"
 
 
 def test_files_next_to_a_recipe_do_not_shadow_conf(tmp_path: Path) -> None:
@@ -74,10 +72,8 @@ def test_recipe_inherits_from_a_packaged_recipe(tmp_path: Path) -> None:
     loaded, parent = load_recipe(values), load_recipe("quickstart")
     assert (loaded.recipe, loaded.data.source, loaded.data.path) == ("mine", "jsonl", "mine.jsonl")
     assert (loaded.grpo.max_steps, parent.grpo.max_steps) == (7, 30)
-    assert (loaded.sft, loaded.prompt, loaded.rollout, loaded.eval) == (
-        *(parent.sft, parent.prompt, parent.rollout),
-        parent.eval,
-    )
+    for section in ("sft", "prompt", "rollout", "eval"):
+        assert getattr(loaded, section) == getattr(parent, section)
     assert load_recipe(values, ["prompt=listwise", "grpo.max_steps=9"]).grpo.max_steps == 9
     assert load_recipe("quickstart", ["run.name=x"]) == load_recipe(QUICKSTART, ["run.name=x"])
 
@@ -100,7 +96,7 @@ def test_interpolations_use_other_keys_and_the_time_but_not_the_environment(
         ("data=nothing", f"data=nothing: no such option; available: {', '.join(group_options()['data'])}"),
         ("seed=1,2", "several values are only for sweeps (tal run -m); a list is seed=[...]"),
         ("hydra.run.dir=x", "hydra.run.dir=x: only for sweeps"),
-        ("sweep.seed=3", "only for sweeps"),
+        ("sweep=joblib", "sweep=joblib: only for sweeps (tal run -m)"),
         ("data.path=grüße", "override data.path: cannot be read"),
         ("=3", "override '=3': expected key=value"),
         *((text, "") for text in ("seed", "", "a b=3", "seed='", "run.name=${nope}", "data.languages=[en")),
