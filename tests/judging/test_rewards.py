@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from items import RUBRIC, make_item
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.judging import (
-    COMPONENTS,
-    RULES,
-    Evidence,
-    parse,
-    reorder_responses,
-    score,
-    shuffle_responses,
-    write,
-)
+from think_as_locals.judging import COMPONENTS, Evidence, parse, reorder_responses, score, shuffle_responses, write
 from think_as_locals.judging.rewards import MissingEvidenceError, UnknownRewardError
 
 ITEM = make_item(id="1", prompt="Breakfast?", responses=("Rice.", "Toast.", "Beans."), best=1)
@@ -30,11 +21,11 @@ def completion(verdict: int) -> str:
     return write(RUBRIC, "A: no. B: yes. C: no.", verdict)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_verdict_is_scored_in_the_presented_order(seed: int) -> None:
-    best = shuffle_responses(ITEM, seed).best
-    rewards = [score(parse(completion(v), 3), ITEM, seed=seed).parts["correctness"] for v in range(3)]
-    assert rewards == [1.0 if v == best else -1.0 for v in range(3)]
+def test_verdict_is_scored_in_the_presented_order() -> None:
+    for seed in range(6):
+        best = shuffle_responses(ITEM, seed).best
+        rewards = [score(parse(completion(v), 3), ITEM, seed=seed).parts["correctness"] for v in range(3)]
+        assert rewards == [1.0 if v == best else -1.0 for v in range(3)], seed
 
 
 def test_reward_does_not_depend_on_stored_order() -> None:
@@ -46,24 +37,6 @@ def test_reward_does_not_depend_on_stored_order() -> None:
         one, other = shuffle_responses(ITEM, seed), shuffle_responses(ITEM, seed, reverse=True)
         assert other.responses == one.responses[::-1]
         assert other.responses[other.best] == one.responses[one.best] == ITEM.responses[ITEM.best]
-
-
-@pytest.mark.parametrize("text", ["", "I cannot judge this.", "B", "<verdict>B</verdict>", completion(0)[:-1]])
-def test_missing_verdict_costs_as_much_as_a_wrong_one(text: str) -> None:
-    parts = score(parse(text, 3), ITEM).parts
-    assert parts["correctness"] == -1.0
-    assert "<rubric>" in text or parts["rubric_quality"] == 0.0
-    right = completion(shuffle_responses(ITEM).best)
-    assert [score(parse(right, 3, end), ITEM).parts["correctness"] for end in ("stop", "length")] == [1.0, -1.0]
-
-
-def test_structure_is_the_share_of_rules_that_hold() -> None:
-    judgements = [parse(text, 3) for text in (completion(0), completion(0) + " So B.", "")]
-    paid = [score(judgement, ITEM).parts["structure"] for judgement in judgements]
-    assert paid == pytest.approx([1 - len(judgement.issues) / len(RULES) for judgement in judgements])
-    assert paid[0] == 1.0
-    assert paid[1] == pytest.approx(1 - 1 / len(RULES))
-    assert 0 <= paid[2] < 0.2
 
 
 def test_only_known_components_are_computed_on_request() -> None:
@@ -150,14 +123,8 @@ def test_missing_evidence_error_names_what_to_pass(name: str, evidence: Evidence
 def test_abstaining_earns_less_than_guessing(option: str) -> None:
     reward = load_recipe("recipes/tal_grpo.yaml", [f"reward={option}"]).reward
     low, high = reward.criteria_gain.clip
-    evidence = Evidence(
-        gain_clip=(low, high),
-        log_probabilities=(0.0, high - low),
-        partner_right=False,
-        num_tokens=100,
-        length_share=reward.length.share,
-        max_completion_length=2048,
-    )
+    limits = {"num_tokens": 100, "length_share": reward.length.share, "max_completion_length": 2048}
+    evidence = Evidence(gain_clip=(low, high), log_probabilities=(0.0, high - low), partner_right=False, **limits)
     weights = reward.weighted()
 
     def total(text: str) -> float:

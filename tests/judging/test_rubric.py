@@ -127,15 +127,9 @@ def test_text_after_a_rubric_does_not_change_its_span(lines: list[str], tail: st
         assert span(rubric_of(*lines) + tail) == rubric_of(*lines)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"- 10 | x | {text}"
-        for text in ("ab" * 75_000, "a to " * 40_000, "é" * 150_000, "z" + "\u0316\u0301" * 75_000, "z" + "1" * 150_000)
-    ],
-)
-def test_span_takes_linear_time(line: str) -> None:
-    judgement = parse(text_of(line), 8)
+@pytest.mark.parametrize("piece", ["ab", "a to ", "é", "\u0316\u0301", "1"])
+def test_span_takes_linear_time(piece: str) -> None:
+    judgement = parse(text_of(f"- 10 | x | z{piece * 75_000}"), 8)
     began = time.process_time()
     assert rubric_span(judgement, 8) is not None
     assert time.process_time() - began < 2
@@ -152,33 +146,7 @@ def test_forced_verdict_matches_the_end_of_a_completion() -> None:
 
 # --- quality ---
 
-DISTINCT = {
-    "en": [
-        ("Custom", "What people in the country actually do on that day."),
-        ("Politeness", "Suits an elder and offends nobody."),
-        ("Clear", "Answers the question in a few plain words."),
-    ],
-    "th": [
-        ("ธรรมเนียมท้องถิ่น", "ตรงกับสิ่งที่คนไทยทำจริงในวันนั้น"),
-        ("ความสุภาพ", "เหมาะสมกับผู้ใหญ่และไม่ล่วงเกินใคร"),
-        ("ชัดเจน", "ตอบคำถามอย่างกระชับ"),
-    ],
-    "zh": [
-        ("当地习俗", "符合人们当天实际的做法。"),
-        ("礼貌", "对长辈得体，不冒犯任何人。"),
-        ("清楚", "简明地回答了问题。"),
-    ],
-    "ja": [
-        ("地域の習慣", "その日に人々が実際に行うことと合っている。"),
-        ("礼儀", "目上の人にふさわしく、失礼でない。"),
-        ("明確さ", "質問に簡潔に答えている。"),
-    ],
-    "ar": [
-        ("العادة المحلية", "يوافق ما يفعله الناس حقا في ذلك اليوم."),
-        ("الأدب", "يليق بكبار السن ولا يسيء إلى أحد."),
-        ("الوضوح", "يجيب عن السؤال بإيجاز."),
-    ],
-}
+DISTINCT = {language: HONEST[language][0] for language in ("en", "th", "zh", "ja", "ar")}
 
 
 @pytest.mark.parametrize("language", DISTINCT)
