@@ -92,13 +92,8 @@ def test_invalid_edit_breaks_the_expected_rule(probe: Edit, prompt: str, respons
 
 
 def in_thai(**changes: Any) -> Item:
-    fields = {
-        "prompt": "คนไทยทักทายผู้ใหญ่ในงานแต่งงานอย่างไร",
-        "responses": ("ยกมือไหว้แล้วก้มศีรษะลงเล็กน้อย", "จับมือแล้วมองตาผู้ใหญ่"),
-        "culture": "TH",
-        "language": "th",
-    }
-    return make_item(**fields | changes)
+    texts = {"prompt": "คนไทยทักทายผู้ใหญ่ในงานแต่งงานอย่างไร", "responses": ("ยกมือไหว้แล้วก้มศีรษะลงเล็กน้อย", "จับมือแล้วมองตาผู้ใหญ่")}
+    return make_item(**texts | {"language": "th"} | changes)
 
 
 def test_rules_apply_to_scripts_without_spaces() -> None:
@@ -165,9 +160,8 @@ def test_read_answer_extracts_the_json_object() -> None:
     assert read_answer("RC", ITEM, answer.replace("\\n", "\n")) == texts
     assert read_answer("CC", ITEM, '{"response": "A hug."}') == EditedTexts(ITEM.prompt, ("A hug.", SHAKE, KISS))
     # CL leaves the prompt, whatever is said of it.
-    assert read_answer("CL", ITEM, json.dumps({"prompt": "?", "responses": IN_GERMAN})) == EditedTexts(
-        ITEM.prompt, IN_GERMAN
-    )
+    translated = read_answer("CL", ITEM, json.dumps({"prompt": "?", "responses": IN_GERMAN}))
+    assert translated == EditedTexts(ITEM.prompt, IN_GERMAN)
 
 
 @pytest.mark.parametrize(

@@ -77,20 +77,18 @@ def test_change_concept_uses_only_answers_known_to_be_wrong() -> None:
     offered = an_item(id="3", responses=("rice", "cheese"), origins=("JP", "NL"))
     edited = edits.change_concept(item, edits.other_concepts([item, other, offered]))
     assert edited is not None
-    assert edited.responses == ("cheese", "bread", "tortillas")
-    assert edited.origins == ("NL", "DE", "MX")
+    assert (edited.responses, edited.origins) == (("cheese", "bread", "tortillas"), ("NL", "DE", "MX"))
 
 
-@pytest.mark.parametrize(
-    "change", [{"group": "lunch"}, {"language": "ja"}, {"source": "theirs"}, {"culture": "KR"}, {"origins": ()}]
-)
-def test_concepts_match_group_culture_language_and_source(change: dict[str, Any]) -> None:
-    concepts = edits.other_concepts([an_item(id="3", responses=("rice", "cheese"), origins=("JP", "NL"))])
+def test_concepts_match_group_culture_language_and_source() -> None:
+    beside = an_item(id="3", responses=("rice", "cheese"), origins=("JP", "NL"))
+    concepts = edits.other_concepts([beside])
     assert edits.change_concept(an_item(), concepts) is not None
-    assert edits.change_concept(an_item(**change), concepts) is None
+    unlike = {"group": "lunch", "language": "ja", "source": "theirs", "culture": "KR", "origins": ()}
+    for name, value in unlike.items():
+        assert edits.change_concept(an_item(**{name: value}), concepts) is None, name
     assert edits.other_concepts([an_item(origins=())]) == {}
     # Of the items that are evaluated none offers another answer, but one beside them does.
-    beside = an_item(id="3", responses=("rice", "cheese"), origins=("JP", "NL"))
     assert edits.edited_pairs([an_item()])["CC"] == []
     assert [pair.after.responses[0] for pair in edits.edited_pairs([an_item()], [beside])["CC"]] == ["cheese"]
 
@@ -134,9 +132,7 @@ def test_remove_label_cuts_the_place_from_the_prompt(culture: str, language: str
     item = an_item(culture=culture, language=language, prompt=prompt)
     edited = edits.remove_label(item)
     assert edited is not None
-    assert edited.prompt == left
-    assert edited.culture is None
-    assert edited.id == "1#RC"
+    assert (edited.prompt, edited.culture, edited.id) == (left, None, "1#RC")
     assert changed(item, edited) == {"id", "prompt", "culture"}
 
 
@@ -233,10 +229,7 @@ def test_language_pairs_swap_responses_between_languages() -> None:
 
 def test_language_pairs_do_not_apply_to_blend(blend_items: list[Item]) -> None:
     assert edits.language_pairs(blend_items) == []
-    assert (
-        edits.no_edit_reason("CL", blend_items[0])
-        == "its responses are in English, whatever the language of the prompt"
-    )
+    assert "responses are in English" in edits.no_edit_reason("CL", blend_items[0])
 
 
 def test_language_pairs_of_cards_use_the_facts_of_the_card() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,7 @@ from data.tables import carb_row, fault_names, write
 from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import jsonl, recognise
 from think_as_locals.data.validate import examine
-from think_as_locals.types import DataError, Item
-
-VALIDATE = [sys.executable, "-c", "from think_as_locals.cli import main; main()", "data", "validate"]
-
+from think_as_locals.types import DataError, DataWarning, Item
 
 FOREIGN = "ขนมปังกับเนยและแยม พร้อมไข่ต้มยางมะตูม เมื่อครอบครัวมีเวลาในวันอาทิตย์"
 PLANTED: dict[int, tuple[dict[str, Any] | str, str]] = {
@@ -106,7 +103,9 @@ def test_build_writes_items_and_quarantine_without_losing_rows(planted: Path, tm
         (["--strict"], "items.jsonl", "carb.jsonl:3: error: blank"),
         (["data.countries=[DE,TH]"], "items.jsonl", "data.countries: no items of 'TH'"),
         ([], "carb.jsonl", "/carb.jsonl already exists"),
-        *(([], name, f"/{name}: ") for name in ("none/a.jsonl", "a.jsonl.gz", "a.parquet", f"{'x' * 300}.jsonl")),
+        *(([], f"a.{kind}", f"/a.{kind}: .*expected a name such as a") for kind in ("json", "jsonl.gz", "parquet")),
+        ([], "none/a.jsonl", "/none/a.jsonl: cannot be written"),
+        ([], f"{'x' * 300}.jsonl", "x.jsonl: "),
     ],
 )
 def test_failed_build_writes_nothing(
@@ -115,7 +114,7 @@ def test_failed_build_writes_nothing(
     before = planted.read_bytes()
     status, _, error = tal("data", "build", "data=carb", f"data.path={planted}", f"out={tmp_path / name}", *words)
     assert status == 2
-    assert message in error
+    assert re.search(message, error)
     assert list(tmp_path.iterdir()) == [planted]
     assert planted.read_bytes() == before
 
@@ -129,12 +128,14 @@ def test_build_without_any_item_writes_nothing_and_names_the_faults(tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == [path]
 
 
-def test_unread_files_of_a_folder_are_reported_in_one_warning(planted: Path) -> None:
+def test_unread_files_of_a_folder_are_reported_in_one_warning(planted: Path, tal: Tal) -> None:
     (planted.parent / "LICENSE").write_text("MIT")
-    done = subprocess.run([*VALIDATE, str(planted.parent)], capture_output=True, text=True, check=False)
-    (warning,) = done.stderr.splitlines()
-    assert warning.startswith(f"tal: warning: {planted.parent}: not read: LICENSE (rows are in .jsonl, ")
-    assert done.stdout.splitlines()[-1] == "30 rows = 25 imported (25 items) + 5 in quarantine"
+    with pytest.warns(DataWarning) as warned:
+        done = tal("data", "validate", str(planted.parent))
+    (warning,) = warned
+    line = warnings.formatwarning(warning.message, warning.category, "validate.py", 1)  # as the command has set it
+    assert line.startswith(f"tal: warning: {planted.parent}: not read: LICENSE (rows are in .jsonl, ")
+    assert (done.out.splitlines()[-1], done.err) == ("30 rows = 25 imported (25 items) + 5 in quarantine", "")
 
 
 def test_quarantine_never_overwrites_a_file(planted: Path, tal: Tal) -> None:
@@ -153,6 +154,7 @@ ROWS = {  # columns
     "rewardbench2": "id subset prompt chosen rejected num_correct num_incorrect total_completions",
     "helpsteer3": "context response1 response2 overall_preference domain",
     "care": "question response human_rating associated_culture",
+    "globalopinionqa": "question selections options source",
 }
 
 
@@ -188,11 +190,11 @@ def pair(number: int, **changes: Any) -> dict[str, Any]:
     return {"id": number, "prompt": f"Frage {number}?", "chosen": "ja", "rejected": "nein"} | changes
 
 
-@pytest.mark.parametrize("name", ["[red]rows.jsonl", "rows:train:.jsonl", f"{'long_' * 20}.jsonl"])
-def test_table_shows_exact_file_names(tmp_path: Path, tal: Tal, name: str) -> None:
-    _, output, _ = tal("data", "validate", str(write(tmp_path / name, [pair(1, prompt="")])))
-    table = [line for line in output.splitlines() if line.startswith("│")]
-    assert "".join(line.split("│")[4].strip() for line in table) == f"{name}:1"
+def test_table_shows_exact_file_names(tmp_path: Path, tal: Tal) -> None:
+    for name in ("[red]rows.jsonl", "rows:train:.jsonl", f"{'long_' * 20}.jsonl"):
+        _, output, _ = tal("data", "validate", str(write(tmp_path / name, [pair(1, prompt="")])))
+        table = [line for line in output.splitlines() if line.startswith("│")]
+        assert "".join(line.split("│")[4].strip() for line in table) == f"{name}:1"
 
 
 # --- suspicious items ---
