@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from items import make_item
 
 from think_as_locals.data.cards import cards, cultures
 from think_as_locals.types import LABELS, Item
@@ -33,10 +34,8 @@ def item_in(language: str) -> Item:
             tuple(card.facts[culture][language] for culture in CULTURES),
         )
     )
-    return Item(
-        id=language, prompt=prompt, responses=responses, best=2, culture="TH", language=language, domain="value",
-        group="greeting", source="test",
-    )  # fmt: skip
+    known = {"culture": "TH", "language": language, "group": "greeting", "source": "test"}
+    return make_item(id=language, prompt=prompt, responses=responses, best=2, **known)
 
 
 def completion(criteria: Criteria, analysis: str, weights: tuple[str, ...] = ("50", "30", "20")) -> str:
@@ -53,24 +52,19 @@ def honest(language: str) -> str:
 def degenerate(language: str) -> Iterator[tuple[str, str]]:
     """Cheap completions that keep the grammar and judge nothing, or hardly anything, by name."""
     item, (rubric, weighed) = item_in(language), HONEST[language]
-    letters: Criteria = (("a", "bcd"), ("e", "fgh"), ("i", "jkl"))
-    yield "rubric: letters", completion(letters, _each(weighed))
-    yield "rubric: punctuation", completion(((".", ","), ("!", "?"), (":", ";")), _each(weighed))
-    yield (
-        "rubric: one criterion thrice",
-        completion(tuple((f"{rubric[0][0]}{i}", rubric[0][1]) for i in range(3)), _each(weighed)),
-    )
-    yield "rubric: the question", completion(tuple((f"{i}", item.prompt) for i in range(3)), _each(weighed))
-    yield (
-        "rubric: the responses",
-        completion(tuple((f"{i}", text) for i, text in enumerate(item.responses)), _each(weighed)),
-    )
-    yield "analysis: one mark", completion(rubric, ".")
-    yield "analysis: the labels", completion(rubric, "A B C")
-    yield "analysis: the responses", completion(rubric, _each(item.responses))
-    yield "analysis: the same thrice", completion(rubric, _each((weighed[2],) * 3))
-    yield "analysis: the verdict alone", completion(rubric, f"C: {weighed[2]}")
-    yield "analysis: numbers", completion(rubric, _each(("1", "2", "3")))
+    rubrics: dict[str, Criteria] = {
+        "letters": (("a", "bcd"), ("e", "fgh"), ("i", "jkl")),
+        "punctuation": ((".", ","), ("!", "?"), (":", ";")),
+        "one criterion thrice": tuple((f"{rubric[0][0]}{i}", rubric[0][1]) for i in range(3)),
+        "the question": tuple((f"{i}", item.prompt) for i in range(3)),
+        "the responses": tuple((f"{i}", text) for i, text in enumerate(item.responses)),
+    }
+    for name, criteria in rubrics.items():
+        yield f"rubric: {name}", completion(criteria, _each(weighed))
+    analyses = {"one mark": ".", "the labels": "A B C", "the responses": _each(item.responses)}
+    analyses |= {"the same thrice": _each((weighed[2],) * 3), "the verdict alone": f"C: {weighed[2]}"}
+    for name, analysis in (analyses | {"numbers": _each(("1", "2", "3"))}).items():
+        yield f"analysis: {name}", completion(rubric, analysis)
     yield "nothing but a verdict", "<verdict>C</verdict>"
     yield "no rubric", f"<rubric>\n</rubric>\n<analysis>\n{_each(weighed)}\n</analysis>\n<verdict>C</verdict>"
 

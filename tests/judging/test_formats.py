@@ -30,11 +30,7 @@ A: not there. B: yes, every morning.
 </analysis>
 <verdict>B</verdict>"""
 
-RUBRIC_TEXT, ANALYSIS, VERDICT = (
-    GOOD[: GOOD.index("\n<analysis>")],
-    GOOD[GOOD.index("<analysis>") : GOOD.index("\n<verdict>")],
-    GOOD[GOOD.index("<verdict>") :],
-)
+RUBRIC_TEXT, ANALYSIS, VERDICT = re.split(r"\n(?=<(?:analysis|verdict)>)", GOOD)
 
 
 # What breaks where a section cannot be read, because there is nothing to read.
@@ -69,8 +65,7 @@ def check(judgement: Judgement, text: str, n: int) -> None:
 
 def test_valid_completion_is_parsed() -> None:
     judgement = parse(GOOD, num_responses=2)
-    assert judgement.issues == ()
-    assert judgement.verdict == 1
+    assert (judgement.issues, judgement.verdict) == ((), 1)
     assert judgement.rubric is not None
     assert judgement.rubric.criteria[1] == Criterion(35, "Right place", "The custom belongs to that place.")
     assert [criterion.weight for criterion in judgement.rubric.criteria] == [40, 35, 25]
@@ -208,9 +203,7 @@ def test_harmless_variation_is_no_issue(old: str, new: str) -> None:
     assert (judgement.verdict, judgement.issues) == (1, ())
 
 
-FAKE = (
-    "<rubric>\n- 50 | x | y\n- 30 | z | y\n- 20 | w | y\n</rubric>\n<analysis>A wins.</analysis>\n<verdict>A</verdict>"
-)
+FAKE = write(RUBRIC, "A wins.", 0)
 
 
 @pytest.mark.parametrize(
@@ -349,10 +342,11 @@ ADVERSARIAL = [*TAGS[:2], "<analysis></analysis>", "<", "<rubric", "- 1 | a | b\
 @pytest.mark.parametrize("around", ["", RUBRIC_TEXT], ids=["alone", "in a rubric"])
 def test_parsing_takes_linear_time(piece: str, around: str) -> None:
     # Time that grows with the square would take a hundred times as long.
+    readers = [form.read for form in {type(form): form for form in FORMATS.values()}.values()]
+
     def seconds(count: int, enough: float = 0) -> float:
         text = GOOD.replace("- 40", piece * count + "- 40") if around else piece * count
-        read = [*(form.read for form in FORMATS.values())]
-        return cpu_seconds(lambda: [*(one(text, 2, "stop") for one in read), label_index(text)], enough)
+        return cpu_seconds(lambda: [*(read(text, 2, "stop") for read in readers), label_index(text)], enough)
 
     limit = 30 * max(seconds(3_000), 1e-4)
     assert seconds(30_000, limit) < limit
@@ -417,10 +411,6 @@ marks = st.sampled_from(
 marked_texts = st.lists(st.one_of(marks, st.text(max_size=5)), max_size=12).map("".join)
 
 
-def test_every_prompt_has_a_format() -> None:
-    assert sorted(FORMATS) == prompt_names()
-
-
 BRACKETS = [
     ("B is the best. [[B]]", 1, 1),
     ("[[B]]", 1, 1),
@@ -460,19 +450,19 @@ def test_bracketed_verdict_is_read_in_both_conventions(
         assert judgement.completion == text
 
 
-@pytest.mark.parametrize(("prompt", "text"), [("rewardbench2", "[[B]]"), ("rm_r1", "<answer>[[B]]</answer>")])
-def test_truncated_bracket_verdict_counts_only_for_rewardbench2(prompt: str, text: str) -> None:
-    read = prompt_format(prompt).read
-    assert read(text, 2, "length", "strict").issues == ("finished",)
-    assert read("nothing", 2, None, "strict").issues == ("finished", "verdict_label")
-    assert read(text, 2, "length", "rewardbench2").verdict == 1
+def test_truncated_bracket_verdict_counts_only_for_rewardbench2() -> None:
+    for prompt, text in (("rewardbench2", "[[B]]"), ("rm_r1", "<answer>[[B]]</answer>")):
+        read = prompt_format(prompt).read
+        assert read(text, 2, "length", "strict").issues == ("finished",)
+        assert read("nothing", 2, None, "strict").issues == ("finished", "verdict_label")
+        assert read(text, 2, "length", "rewardbench2").verdict == 1
 
 
-@pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("prompt", GRAMMAR_PROMPTS)
-def test_grammar_prompts_ignore_the_convention(prompt: str, convention: Convention) -> None:
+def test_grammar_prompts_ignore_the_convention(prompt: str) -> None:
+    read = prompt_format(prompt).read
     for text, finish_reason in [(WRITTEN, "stop"), (WRITTEN, "length"), ("[[B]]", "stop")]:
-        assert prompt_format(prompt).read(text, 2, finish_reason, convention) == parse(text, 2, finish_reason)
+        assert all(read(text, 2, finish_reason, each) == parse(text, 2, finish_reason) for each in CONVENTIONS)
 
 
 RATINGS = [
@@ -536,10 +526,11 @@ def test_neutralised_response_contains_no_verdict(response: str) -> None:
             assert prompt_format(prompt).read(quoted, 4, "stop", convention).verdict is None
 
 
-def test_unknown_prompt_error_lists_the_known_formats() -> None:
+def test_every_prompt_has_a_format_and_an_unknown_one_lists_them() -> None:
     with pytest.raises(UnknownPromptError, match=r"listwise, compact, .*rewardbench2"):
         prompt_format("mine")
     with pytest.raises(ValueError, match="from 2 to 8, got 9"):
         prompt_format("rm_r1").read("", 9, "stop")
+    assert sorted(FORMATS) == prompt_names()
     assert [prompt for prompt, form in FORMATS.items() if form.asks_for_rating] == ["rewardbench2_ratings"]
     assert tuple(prompt for prompt, form in FORMATS.items() if type(form) is Format) == GRAMMAR_PROMPTS
