@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -128,7 +126,7 @@ def test_best_response_is_the_only_fact_valid_for_the_culture() -> None:
         assert (item.domain, item.source) == (card.domain, "culture_cards")
 
 
-@pytest.mark.parametrize("size", range(2, 9))
+@pytest.mark.parametrize("size", [2, 5, 8])
 def test_num_responses_sets_the_number_of_responses(size: int) -> None:
     items = read(num_responses=size, sets_per_group=1)
     assert {len(item.responses) for item in items} == {size}
@@ -157,13 +155,6 @@ def test_english_items_are_complete_flip_sets_balanced_by_culture() -> None:
     assert max(counts.values()) < 1.25 * min(counts.values())
 
 
-def test_contradictory_labels_are_no_flip_set() -> None:
-    sets = flip_sets(read(num_responses=2, sets_per_group=1))
-    assert sets
-    of_one_culture = [replace(item, culture="TH") for members in sets for item in members]
-    assert flip_sets(of_one_culture) == flip_sets([replace(item, culture=None) for item in of_one_culture]) == []
-
-
 def test_sets_per_group_samples_flip_sets_by_seed() -> None:
     groups = ["hot_drink", "table_taboo", "lucky_charm"]
     few, other = read(groups=groups, sets_per_group=2), read(groups=groups, sets_per_group=2, seed=1)
@@ -175,17 +166,14 @@ def test_sets_per_group_samples_flip_sets_by_seed() -> None:
 
 def test_items_do_not_depend_on_pythonhashseed() -> None:
     program = """
-import hashlib
-from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.checks import load_data_config
 from think_as_locals.data import read
-words = ["data=culture_cards", "data.languages=[en,own]", "data.sets_per_group=1", "seed=5"]
-items = read(load_recipe("recipes/tal_grpo.yaml", words).data, 5)
-print(hashlib.sha256("\\n".join(item.id for item in items).encode()).hexdigest())
+words = ["data=culture_cards", "data.languages=[en,own]", "data.sets_per_group=1"]
+print(*(item.id for item in read(load_data_config(words).data, 5)), sep="\\n")
 """
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
-    ids = [item.id for item in read(languages=["en", "own"], sets_per_group=1, seed=5)]
-    assert done.stdout.strip() == hashlib.sha256("\n".join(ids).encode()).hexdigest()
+    assert done.stdout.splitlines() == [item.id for item in read(languages=["en", "own"], sets_per_group=1, seed=5)]
 
 
 def test_unknown_language_error_lists_the_known_ones() -> None:

@@ -63,9 +63,8 @@ def planted(items: list[Item], edit: Callable[[Item], Item], seed: int, count: i
     rng, copies = random.Random(seed), []
     for language in sorted({item.language for item in items}):
         picked = rng.sample([item for item in items if item.language == language], count)
-        copies += [
-            replace(edit(i), id=f"{language}/{n}", group=f"{language}/{n}", source="b") for n, i in enumerate(picked)
-        ]
+        names = [f"{language}/{n}" for n in range(count)]
+        copies += [replace(edit(i), id=name, group=name, source="b") for name, i in zip(names, picked, strict=True)]
     return copies
 
 
@@ -131,9 +130,8 @@ def test_long_prompts_with_a_tenth_of_words_replaced_are_found(length: int) -> N
     rng = random.Random(length)
 
     def asked(name: str, n: int, words: list[str]) -> Item:
-        return make_item(
-            id=f"{name}-{n}-", group=f"{name}-{n}-", prompt=" ".join(words), responses=(f"{name} {n}", "?")
-        )
+        key = f"{name}-{n}-"
+        return make_item(id=key, group=key, prompt=" ".join(words), responses=(f"{name} {n}", "?"))
 
     texts = [[word(rng.randrange(1000)) for _ in range(length)] for _ in range(2_600)]
     train = [asked("train", n, text) for n, text in enumerate(texts[:2_000])]
@@ -148,16 +146,11 @@ def test_long_prompts_with_a_tenth_of_words_replaced_are_found(length: int) -> N
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_rows_of_one_template_are_not_copies(name: str) -> None:
     scale = ("A very big problem", "Not a problem at all")
-    items = [
-        make_item(
-            id=f"{n}",
-            prompt=TEMPLATES[name](n),
-            responses=scale if n % 2 and name != "the same prompt" else (word(n), word(n + 1)),
-            culture=[*COUNTRIES][n % 5],
-            group=f"{n}",
-        )
-        for n in range(10_000)
-    ]
+    items = []
+    for n in range(10_000):
+        responses = scale if n % 2 and name != "the same prompt" else (word(n), word(n + 1))
+        about = {"prompt": TEMPLATES[name](n), "responses": responses, "culture": [*COUNTRIES][n % 5]}
+        items.append(make_item(id=f"{n}", group=f"{n}", **about))
     assert kinds(items[:7000], items[7000:]) == {}
 
 
@@ -172,10 +165,8 @@ def test_only_equal_questions_are_copies_of_short_ones() -> None:
     measured = [replace(train, id=name, group=name, **changes) for name, changes in others.items()]  # type: ignore[arg-type]
     assert kinds([train], measured) == {}
     emoji = replace(train, prompt="What does 🙏 mean here?")
-    assert (
-        kinds([emoji], [replace(train, id="x", group="x", prompt="What does 👍 mean here?", responses=("a", "b"))])
-        == {}
-    )
+    other = replace(train, id="x", group="x", prompt="What does 👍 mean here?", responses=("a", "b"))
+    assert kinds([emoji], [other]) == {}
     copy = make_item(id="x", group="x", culture="JP", best=1)
     assert kinds([make_item()], [copy]) == {"x": "text"}
 
@@ -204,10 +195,8 @@ def test_group_and_pairing_splits_have_no_unintended_overlap() -> None:
         if split == "pairing":
             assert set(kinds(train, test).values()) == {"group"}  # as a named set of the same source
             leaked = [*test[:3], replace(train[0], id="new")]
-            assert kinds([*train, *test[:3]], leaked, pairing=["test"]) == {
-                **{item.id: "id" for item in test[:3]},
-                "new": "text",
-            }
+            expected = dict.fromkeys((item.id for item in test[:3]), "id") | {"new": "text"}
+            assert kinds([*train, *test[:3]], leaked, pairing=["test"]) == expected
             graded = [make_item(id=mark, responses=(mark, "b", "20")) for mark in ("a+", "a*")]
             assert kinds(graded[:1], graded[1:], pairing=["test"]) == {}
             elsewhere = [replace(item, source="copied") for item in test]
