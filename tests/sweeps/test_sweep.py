@@ -16,7 +16,6 @@ import yaml
 from conftest import QUICK, SMALL, command, launch
 from warm import processes_in
 
-from think_as_locals.cli import main
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.sweeps import runner
 from think_as_locals.sweeps.runner import LOG, STATUS, STOP, read_status, run_job
@@ -68,16 +67,6 @@ def test_plan_lists_jobs_with_their_overrides(tmp_path: Path) -> None:
     ]
     assert planned[0][0].startswith("seed-1_variant-without_gain-")
     assert not list(tmp_path.iterdir())
-
-
-def test_sweep_option_without_the_flag_exits_2_with_a_hint(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["tal", "run", QUICKSTART, "sweep=joblib"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "sweep=joblib: only for sweeps (tal run -m)" in capsys.readouterr().err
 
 
 NODE = """
