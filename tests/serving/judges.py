@@ -16,6 +16,8 @@ from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.serving.app import load_server
 from think_as_locals.types import Rollout
 
+BASE = "http://127.0.0.1"
+
 
 @dataclass
 class Longest(Scripted):
@@ -44,7 +46,7 @@ class Longest(Scripted):
         self.prompts += [messages[-1]["content"] for messages in conversations]
         self.entered.set()
         assert self.go_on.wait(20)
-        for place, messages in enumerate(conversations):
+        for place, messages in reversed(list(enumerate(conversations))):
             if any("broken" in text for text in shown_in(messages)):
                 raise RuntimeError("out of memory at /a/path/of/the/server")
             text = judged(messages, self._picked)

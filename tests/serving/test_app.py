@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 from reward_models.scripted import first
-from serving.judges import Longest, judge_of, settings
-
-from think_as_locals.serving.app import create_app
+from serving.judges import Longest
 
 ITEM = {"prompt": "Breakfast?", "responses": ["Rice.", "Rice and miso soup.", "Toast."], "culture": "JP"}
 KEY = "a-key-of-sixteen-characters"
-BASE = "http://127.0.0.1"
 JSON = {"Content-Type": "application/json"}
 
 Serve = Callable[..., TestClient]
-
-
-@pytest.fixture
-def serve(longest: Longest) -> Iterator[Serve]:
-    with ExitStack() as stack:
-
-        def start(*overrides: str, key: str | None = None) -> TestClient:
-            app = create_app(judge_of(longest), settings(*overrides), key)
-            return stack.enter_context(TestClient(app, BASE, raise_server_exceptions=False))
-
-        yield start
 
 
 def judge(client: TestClient, *items: dict[str, Any], **options: Any) -> httpx.Response:

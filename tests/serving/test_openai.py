@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 from reward_models.tiny import write_language_model
 from served_app import serving
-from serving.judges import Longest, judge_of, settings
-from serving.test_app import BASE, ITEM, KEY, refusals
+from serving.judges import BASE, Longest, judge_of, settings
+from serving.test_app import ITEM, KEY, refusals
 
 from think_as_locals.engines import Sampling
 from think_as_locals.judging import render
@@ -27,15 +27,8 @@ QUESTION = Item(**{**ITEM, **OTHERS, "responses": tuple(ITEM["responses"])})
 
 
 @pytest.fixture
-def server(longest: Longest) -> Iterator[TestClient]:
-    app = create_app(judge_of(longest), settings(), KEY)
-    with TestClient(app, BASE, raise_server_exceptions=False) as client:
-        yield client
-
-
-@pytest.fixture
-def client(server: TestClient) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{BASE}/v1", api_key=KEY, http_client=server, max_retries=0)
+def client(serve: Callable[..., TestClient]) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{BASE}/v1", api_key=KEY, http_client=serve(key=KEY), max_retries=0)
 
 
 def ask(client: openai.OpenAI, item: Item = QUESTION, **options: Any) -> Any:

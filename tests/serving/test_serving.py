@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from conftest import SMALL
+from items import make_item
 from served_app import serving
 from serving.judges import Longest, judge_of, settings
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
-from think_as_locals.judging import shuffle_responses
+from think_as_locals.judging import render, shuffle_responses
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.serving.app import create_app
@@ -67,6 +68,30 @@ def test_other_requests_survive_a_disconnect_and_a_failure() -> None:
 
     with_clients(judge_of(longest), crowd)
     assert longest.batches[:2] == [1, 4]  # one call while it was held up, then all four that waited, then each of them
+
+
+def test_waiting_requests_share_a_batch_with_those_of_the_same_sampling() -> None:
+    longest = Longest(held=True)
+
+    async def crowd(client: httpx.AsyncClient) -> None:
+        busy = ask(client, 0)
+        await entered(longest)
+        asked = [["x", "xxx"], ["xxx", "x"], ["xxx", "x"], ["x", "xxx"], ["x", "xxx"], ["xxx", "x"]]
+        items = [{"prompt": f"{i}?", "responses": each, "culture": "TH"} for i, each in enumerate(asked)]
+        several = post_all(client, "/judge", [{"items": part} for part in (items[:1], items[1:3], items[3:])])
+        ask_judge = {"model": "runs/none/model", "messages": render(make_item())}
+        others = post_all(client, "/v1/chat/completions", [ask_judge | {"max_tokens": limit} for limit in (8, 16, 8)])
+        answers = asyncio.gather(several, others)
+        await asyncio.sleep(0.5)
+        longest.go_on.set()
+        judged, completed = await answers
+        found = [each["verdict"] for answer in judged for each in answer.json()["judgements"]]
+        assert found == [responses.index("xxx") for responses in asked]
+        assert [answer.status_code for answer in (await busy, *completed)] == [200] * 4
+
+    with_clients(judge_of(longest), crowd)
+    assert longest.batches[0] == 1
+    assert sorted(longest.batches[1:]) == [1, 2, 6]
 
 
 def test_single_responses_wait_for_their_group() -> None:
