@@ -74,10 +74,13 @@ batches = st.lists(
 ).filter(lambda groups: any(completion for _, group in groups for completion in group))
 
 
+language_model = cache(model_of)
+
+
 @settings(max_examples=60)
 @given(groups=batches)
 def test_packed_log_probs_match_separate_rows(groups: list[tuple[list[int], list[list[int]]]]) -> None:
-    model = model_of()
+    model = language_model()
     prompts = [torch.tensor(prompt) for prompt, group in groups for _ in group]
     completions = [torch.tensor(completion, dtype=torch.long) for _, group in groups for completion in group]
     packed = packing.pack(prompts, completions)

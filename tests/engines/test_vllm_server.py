@@ -26,10 +26,10 @@ class Scripted:
 
     url: str = ""
     answers: list[tuple[int, Any]] = field(default_factory=list)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    asked: list[Received] = field(default_factory=list)
 
     def respond(self, request: Received) -> Answer:
-        self.asked.append((request.path, request.headers["Authorization"]))
+        self.asked.append(request)
         return (*(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]), {})
 
     def client(self, *answers: tuple[int, Any], timeout_s: float = 30) -> VLLMServer:
@@ -62,7 +62,8 @@ def updating(now: bool) -> tuple[int, Any]:
 
 def test_key_is_sent_with_requests_and_never_shown(server: Scripted) -> None:
     message = fault(server.client((401, "no")))
-    assert server.asked == [("/collective_rpc", "Bearer secret")]  # a client error is not tried again
+    (request,) = server.asked  # a client error is not tried again
+    assert (request.path, request.headers["Authorization"]) == ("/collective_rpc", "Bearer secret")
     assert "401" in message
     assert "secret" not in message
 
@@ -96,7 +97,7 @@ def test_complete_checks_the_weights_before_and_after(server: Scripted) -> None:
     server.asked.clear()
     with pytest.raises(OtherWeightsError):
         server.client(holds("mine"), DIES, holds("those of the start")).complete([[1]], "mine")
-    assert [path for path, _ in server.asked] == ["/collective_rpc", "/v1/completions", "/collective_rpc"]
+    assert [asked.path for asked in server.asked] == ["/collective_rpc", "/v1/completions", "/collective_rpc"]
 
 
 def test_requests_within_one_limit_share_its_timeout(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,10 @@ def test_weight_sync_is_one_update_and_tells_a_restart_from_a_fault(server: Scri
     client.load_weights([Path("a"), Path("b")], "new")
     finish, update, state = "/finish_weight_update", "/update_weights", "/collective_rpc"
     routes = [state, finish, "/start_weight_update", state, update, state, update, state, finish, "/reset_prefix_cache"]
-    assert [path for path, _ in server.asked] == routes  # one that another trainer left half done is ended first
+    assert [asked.path for asked in server.asked] == routes  # one that another trainer left half done is ended first
+    updates, finish_body = [server.asked[place].body for place in (4, 6)], server.asked[8].body
+    assert updates == [{"update_info": {"file": file, "weights": "new"}} for file in "ab"]
+    assert finish_body == {"weight_version": "new"}
     started = (updating(False), DONE, updating(True))
     with pytest.raises(OtherWeightsError, match="was restarted while it took weights"):
         server.client(*started, DIES, updating(False)).load_weights([Path("a")], "new")
