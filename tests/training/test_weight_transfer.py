@@ -7,14 +7,11 @@ import time
 import weakref
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from loopback import Answer, Received, answering
 from safetensors.torch import load_file, save_file
 
-from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.training import weight_transfer
 from think_as_locals.training.weight_transfer import WeightFiles, nccl_unsupported_reason
 
@@ -74,30 +71,6 @@ def test_unwritable_folder_raises_in_the_reader(tmp_path: Path) -> None:
     files.close()
     with pytest.raises(NotADirectoryError):
         list(files)
-
-
-def test_weight_update_is_announced_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    asked: list[tuple[str, Any]] = []
-
-    def respond(request: Received) -> Answer:
-        if request.path == "/collective_rpc":
-            started = [path for path, _ in asked if path.endswith("_weight_update")]
-            return 200, {"results": [{"updating": started[-1:] == ["/start_weight_update"]}]}, {}
-        asked.append((request.path, request.body))
-        return 200, {"success": True}, {}
-
-    update = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 2]]}
-    with answering(respond) as url:
-        client = VLLMServer(url, timeout_s=5)
-        client.next_weights = "sync-7"
-        client.start_weight_update()
-        client.update_weights(update)
-        client.finish_weight_update()
-    routes = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
-    assert [path for path, _ in asked] == routes
-    assert asked[1][1] == {"update_info": {**update, "weights": "sync-7"}}
-    assert asked[2][1] == {"weight_version": "sync-7"}
 
 
 def test_nccl_unsupported_reason_names_missing_gpu() -> None:
