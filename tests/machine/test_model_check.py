@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import Tal
 from items import RUBRIC, make_item
 from reward_models.scripted import Scripted, shown_in
 from rich.console import Console
 
-from think_as_locals import cli
 from think_as_locals.engines import Messages
 from think_as_locals.judging import write
 from think_as_locals.machine import model_check
@@ -41,15 +40,9 @@ def test_check_format_counts_broken_rules() -> None:
     assert "  1 of 4 break verdict_label: the verdict has to be one of the labels on offer" in found
 
 
-def test_doctor_checks_the_format_of_a_trained_judge(
-    small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "argv", ["tal", "doctor", "--model", str(small_run / "model")])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr().out
-    assert not ended.value.code
+def test_doctor_checks_the_format_of_a_trained_judge(small_run: Path, tal: Tal) -> None:
+    status, printed, _ = tal("doctor", "--model", str(small_run / "model"))
+    assert status == 0
     assert "of 20 judgements with prompt compact" in printed
     assert "knows only questions like those it was trained on" in printed
     asked = f"tal judge {small_run / 'model'} {small_run / 'examples.jsonl'}"
