@@ -123,14 +123,26 @@ def trl_loss_and_gradient(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) 
         trainer.unshared_reason = None
 
 
+def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], loss_type: str = "") -> None:
+    """Losses and gradients differ by rounding alone."""
+    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
+    assert (found[1] - expected[1]).norm() <= 1e-5 * expected[1].norm(), loss_type
+
+
 def assert_matches_trl(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
     """Check loss and gradient against TRL's own; returns the gradient."""
-    expected_loss, expected = trl_loss_and_gradient(trainer, inputs)
-    loss, gradient = loss_and_gradient(trainer, inputs)
+    expected = trl_loss_and_gradient(trainer, inputs)
+    found = loss_and_gradient(trainer, inputs)
     assert trainer.unshared_reason is None
-    torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
-    assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
-    return gradient
+    assert_same(found, expected, trainer.loss_type)
+    return found[1]
+
+
+def assert_falls_back(trainer: SharedPrefixTrainer, reason: str) -> None:
+    """Check that the numbers are exactly TRL's, for this reason."""
+    found = loss_and_gradient(trainer, batch())
+    assert reason in str(trainer.unshared_reason)
+    assert all(map(torch.equal, found, trl_loss_and_gradient(trainer, batch())))
 
 
 @pytest.mark.parametrize(
@@ -167,12 +179,7 @@ def test_windows_sinks_and_states_match_trl_beside_left_padding(
 
 @pytest.mark.parametrize("family", ["nemotron", "stablelm"])
 def test_layers_that_do_not_take_packed_rows_fall_back_to_trl(make: Make, family: str) -> None:
-    trainer = make(family=family)
-    loss, gradient = loss_and_gradient(trainer, batch())
-    assert "do not take packed rows" in str(trainer.unshared_reason)
-    expected = trl_loss_and_gradient(trainer, batch())
-    assert torch.equal(loss, expected[0])
-    assert torch.equal(gradient, expected[1])
+    assert_falls_back(make(family=family), "do not take packed rows")
 
 
 @pytest.mark.parametrize("max_tokens", [10, 18, 25, 60])
@@ -182,11 +189,9 @@ def test_passes_of_few_tokens_add_up_to_the_micro_batch(make: Make, max_tokens: 
     loss_and_gradient(trainer, batch())  # its first pass compares itself with TRL's
     for trainer.loss_type in LOSSES:
         trainer._max_tokens = None
-        expected_loss, expected = loss_and_gradient(trainer, batch())
+        expected = loss_and_gradient(trainer, batch())
         trainer._max_tokens = max_tokens
-        loss, gradient = loss_and_gradient(trainer, batch())
-        torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
-        assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
+        assert_same(loss_and_gradient(trainer, batch()), expected, trainer.loss_type)
         assert trainer.accelerator.sync_gradients
 
 
@@ -285,13 +290,12 @@ def test_vllm_importance_sampling_needs_no_extra_pass(
         inputs = trainer._prepare_inputs([{"prompt": "these"}] * 2 * G)
         assert len(passes) == (0 if shared else 1)
         assert ("importance_sampling_ratio" in inputs) is not shared
-        loss, gradient = loss_and_gradient(trainer, inputs)
+        found = loss_and_gradient(trainer, inputs)
         metrics = {name: values for name, values in trainer._metrics["train"].items() if "sampling/" in name}
         assert len(metrics) == 6
-        results.append((loss, gradient, metrics))
-    (loss, gradient, metrics), (expected_loss, expected, expected_metrics) = results
-    torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
-    assert (gradient - expected).norm() <= 1e-5 * expected.norm()
+        results.append((found, metrics))
+    (found, metrics), (expected, expected_metrics) = results
+    assert_same(found, expected)
     for name, values in metrics.items():
         assert values == pytest.approx(expected_metrics[name], rel=1e-4), name
 
@@ -364,18 +368,17 @@ def test_model_that_misreads_packed_rows_falls_back_to_trl(make: Make, monkeypat
     trainer = make()
     rotary = trainer.model.model.rotary_emb
     monkeypatch.setattr(rotary, "forward", lambda x, ids, f=rotary.forward: f(x, torch.arange(ids.shape[1])[None]))
-    expected = trl_loss_and_gradient(trainer, batch())
-    loss, gradient = loss_and_gradient(trainer, batch())
-    assert "differ by" in str(trainer.unshared_reason)
-    assert torch.equal(loss, expected[0])
-    assert torch.equal(gradient, expected[1])
+    assert_falls_back(trainer, "differ by")
 
 
-def log_probs(trainer: SharedPrefixTrainer) -> Tensor:
+@torch.no_grad()
+def log_probs(trainer: SharedPrefixTrainer, *, shared: bool) -> Tensor:
+    """Log-probabilities of the batch's completions, packed or as TRL computes them."""
     rows = batch()
     ids, mask = (torch.cat([rows[f"prompt_{name}"], rows[f"completion_{name}"]], 1) for name in ("ids", "mask"))
-    with torch.no_grad():
-        return GRPOTrainer._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, 6)[0]
+    if shared:
+        return trainer._packed_log_probs(trainer.model, ids, mask, 6, [True] * len(ids))[0]
+    return GRPOTrainer._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, 6)[0]
 
 
 @pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
@@ -392,12 +395,9 @@ def test_half_precision_noise_is_tolerated_but_wrong_positions_are_not(
             monkeypatch.setattr(
                 rotary, "forward", lambda x, ids, f=rotary.forward: f(x, ids + (ids.diff(prepend=ids[:, :1]) < 0))
             )
-        rows = batch()
-        ids, mask = (torch.cat([rows[f"prompt_{name}"], rows[f"completion_{name}"]], 1) for name in ("ids", "mask"))
-        with torch.no_grad():
-            shared = trainer._packed_log_probs(trainer.model, ids, mask, 6, [True] * len(ids))[0]
-        apart = (shared - log_probs(trainer))[rows["completion_mask"].bool()].abs().mean()
-        loss_and_gradient(trainer, rows)
+        difference = log_probs(trainer, shared=True) - log_probs(trainer, shared=False)
+        apart = difference[batch()["completion_mask"].bool()].abs().mean()
+        loss_and_gradient(trainer, batch())
         assert (trainer.unshared_reason is not None) == wrong
         assert wrong or apart > 5e-2
     assert "differ by" in str(trainer.unshared_reason)
@@ -418,19 +418,10 @@ def test_learned_positions_are_counted_from_the_first_token(make: Make, shared: 
     still = dict.fromkeys(("model_resid_pdrop", "model_embd_pdrop", "model_attn_pdrop"), 0.0)
     trainer = make(family="gpt2", **still)
     assert trainer.unshared_reason is None
-    if not shared:
-        trainer.unshared_reason = "this is the reference"
-    rows = batch()
-    found = log_probs(trainer) if not shared else packed(trainer, rows)
+    rows, found = batch(), log_probs(trainer, shared=shared)
     for i, (length, number) in enumerate(zip(rows["prompt_mask"].sum(1), rows["completion_mask"].sum(1), strict=True)):
         prompt, completion = rows["prompt_ids"][i, 9 - length :], rows["completion_ids"][i, :number]
         with torch.no_grad():
             logits = trainer.model(input_ids=torch.cat([prompt, completion])[None]).logits[0, length - 1 : -1]
         expected = logits.log_softmax(-1).gather(1, completion[:, None])[:, 0]
         torch.testing.assert_close(found[i, :number], expected, atol=1e-4, rtol=1e-4)
-
-
-def packed(trainer: SharedPrefixTrainer, rows: dict[str, Any]) -> Tensor:
-    ids, mask = (torch.cat([rows[f"prompt_{name}"], rows[f"completion_{name}"]], 1) for name in ("ids", "mask"))
-    with torch.no_grad():
-        return trainer._packed_log_probs(trainer.model, ids, mask, 6, [True] * len(ids))[0]
