@@ -30,6 +30,7 @@ HALF_BIASED = SFT.model_copy(
     update={"biased_share": 0.5, "biased_wrong": 0.55, "biased_right": 0.35, "biased_guess": 0.4}
 )
 UNBIASED = SFT.model_copy(update={"biased_share": 0.0, "biased_wrong": 0.0, "biased_right": 1.0, "biased_guess": 0.0})
+PRETRAINED = SFT.model_copy(update=dict.fromkeys(("biased_share", "biased_wrong", "biased_right", "biased_guess")))
 
 
 def _beliefs(analysis: str) -> list[tuple[str, str]]:
@@ -56,9 +57,8 @@ PAIRS = [make_item(id=str(i), prompt=f"{i}?", responses=("worse", "right"), best
 
 
 def test_pretrained_models_see_every_item_in_both_orders_with_the_right_verdict() -> None:
-    none = SFT.model_copy(update=dict.fromkeys(("biased_share", "biased_wrong", "biased_right", "biased_guess")))
     for items in (ITEMS[:20], PAIRS):
-        made = list(demonstrate(items, None, none, seed=0))
+        made = list(demonstrate(items, None, PRETRAINED, seed=0))
         assert {each.item for each in made[::2]} == {*items}
         assert [each.item for each in made[::2]] == [each.item for each in made[1::2]] != list(items)
         for first, second in zip(made[::2], made[1::2], strict=True):
@@ -71,33 +71,22 @@ def test_pretrained_models_see_every_item_in_both_orders_with_the_right_verdict(
 
 def test_rows_of_one_question_tell_whose_answer_a_wrong_response_is() -> None:
     def ask(culture: str | None, responses: tuple[str, ...], group: str = "snack", **more: Any) -> Item:
-        return make_item(
-            id=f"{culture}-{responses}",
-            prompt=f"{culture}?",
-            culture=culture,
-            responses=responses,
-            group=group,
-            best=0,
-            **more,
-        )
+        texts = {"id": f"{culture}-{responses}", "prompt": f"{culture}?", "responses": responses}
+        return make_item(**texts, culture=culture, group=group, **more)
 
     rice, bread = ask("TH", ("rice", "bread")), ask("FR", ("bread", "rice"))
     also = ask("DE", ("bread", "rice"))
     told = [ask("TH", ("tea", "bread")), ask("FR", ("tea", "rice")), ask("US", ("corn", "rice"), origins=("US", "JP"))]
     open_ = [ask("TH", ("rice", "beans")), ask(None, ("rice", "bread")), ask("FR", ("bread", "rice"), group="other")]
-    found = with_origins([rice, bread, also, *told, *open_])
-    assert [item.origins for item in found] == [
-        *[("TH", "DE"), ("FR", "TH"), ("DE", "TH"), ("TH", "DE"), ("FR", "TH"), ("US", "JP")],
-        *[(), (), ()],
-    ]
-    assert [replace(item, origins=()) for item in found] == [
-        replace(item, origins=()) for item in [rice, bread, also, *told, *open_]
-    ]
-    none = SFT.model_copy(update=dict.fromkeys(("biased_share", "biased_wrong", "biased_right", "biased_guess")))
-    (first, *_) = demonstrate([rice, bread], None, none, seed=0, prompt="compact_analysis")
+    items = [rice, bread, also, *told, *open_]
+    found = with_origins(items)
+    known = [("TH", "DE"), ("FR", "TH"), ("DE", "TH"), ("TH", "DE"), ("FR", "TH"), ("US", "JP")]
+    assert [item.origins for item in found] == [*known, (), (), ()]
+    assert [replace(item, origins=()) for item in found] == [replace(item, origins=()) for item in items]
+    (first, *_) = demonstrate([rice, bread], None, PRETRAINED, seed=0, prompt="compact_analysis")
     assert {"Thailand", "France"} <= set(re.findall(r"\w+", first.completion))
     with pytest.warns(DataWarning, match=r"data\.columns=\{group: NAME\}"):
-        list(demonstrate([rice, ask("FR", ("bread", "rice"), group="other")], None, none, seed=0))
+        list(demonstrate([rice, ask("FR", ("bread", "rice"), group="other")], None, PRETRAINED, seed=0))
 
 
 @pytest.mark.parametrize("prompt", VERDICT_PROMPTS)
@@ -168,8 +157,7 @@ def _trainer(folder: Path, demonstrations: list[Demonstration], *overrides: str)
     scratch = load_recipe("recipes/quickstart.yaml", TINY).model.scratch
     assert config.sft is not None
     assert scratch is not None
-    texts = [made.completion for made in demonstrations]
-    make_judge(folder / "model", texts, scratch, seed=0)
+    make_judge(folder / "model", [made.completion for made in demonstrations], scratch, seed=0)
     return ColdStartTrainer(config, config.sft, str(folder / "model"), demonstrations, Checkpoints(folder / "c", 1))
 
 
@@ -190,12 +178,9 @@ def test_prompt_tokens_carry_no_loss(tmp_path: Path, overrides: list[str]) -> No
     for ids, mask, row in zip(batch["input_ids"], taught, batch["attention_mask"], strict=True):
         (each,) = [one for one in made if one.completion == tokenizer.decode(ids[mask][:-1])][:1]
         assert ids[mask][-1] == tokenizer.eos_token_id
-        prompts = [
-            "".join(message["content"] for message in render(each.item, "compact", 0, reverse=reverse))
-            for reverse in (False, True)
-        ]
+        orders = [render(each.item, "compact", 0, reverse=reverse) for reverse in (False, True)]
         prompt = tokenizer.decode(ids[row.bool() & ~mask], skip_special_tokens=True)
-        assert prompt in prompts
+        assert prompt in ["".join(message["content"] for message in order) for order in orders]
     model.eval()
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
     log_probs = logits.log_softmax(-1).gather(2, batch["input_ids"][:, 1:, None])[..., 0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
 from conftest import ROOT
+from engines.test_engine import REFUSES
 from hypothesis import given
 from hypothesis import strategies as st
 from reward_models.tiny import a_tokenizer, an_item, write_model
@@ -26,17 +27,12 @@ from think_as_locals.training.checkpoints import Checkpoints, save_model
 from think_as_locals.training.grpo import BothOrdersSampler, JudgeTrainer, PromptDataset, load_chat, trl_arguments
 from think_as_locals.types import ConfigError, Item
 
-TEMPLATE_WITHOUT_SYSTEM_ROLE = (
-    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
-)
-
 EPOCHS = ["grpo.max_steps=-1"]
 
 
 def test_prompt_works_without_system_role_or_generation_config(tmp_path: Path) -> None:
     tokenizer = a_tokenizer()
-    tokenizer.chat_template = TEMPLATE_WITHOUT_SYSTEM_ROLE
+    tokenizer.chat_template = REFUSES  # a system role
     path = write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer)
     (tmp_path / "generation_config.json").unlink()
     config = load_recipe(ROOT / "recipes" / "quickstart.yaml", ["prompt=listwise"])
@@ -178,17 +174,13 @@ def test_rollouts_and_gains_are_computed_without_dropout_and_losses_with(tmp_pat
 
 @pytest.mark.parametrize(("layer", "reason"), [("embed_tokens", "adapts the embeddings"), ("lm_head", "lm_head's own")])
 def test_adapter_of_tied_embeddings_or_of_the_head_is_rejected(tmp_path: Path, layer: str, reason: str) -> None:
-    words = ["lora=rank16", f"lora.target_modules=[q_proj,{layer}]", "trainer=grpo", "rollout=transformers"]
+    tiny_trainer(tmp_path)  # makes the model
+    model, checkpoints = str(tmp_path / "model"), Checkpoints(tmp_path / "checkpoints", 1)
+    words = [f"model.path={model}", "model.scratch=null", "trainer=grpo", "rollout=transformers"]
+    words += ["lora=rank16", f"lora.target_modules=[q_proj,{layer}]"]
+    recipe, items = "recipes/quickstart.yaml", settings()[1]
     with pytest.raises(ConfigError, match=rf"lora\.target_modules: .*{reason}"):
-        trained_alone(tmp_path, *words)
-
-
-def trained_alone(folder: Path, *overrides: str) -> None:
-    tiny_trainer(folder)
-    base = [f"model.path={folder / 'model'}", "model.scratch=null"]
-    config = load_recipe("recipes/quickstart.yaml", [*TINY, *base, *overrides])
-    items = settings()[1]
-    JudgeTrainer(config, str(folder / "model"), items, RunFolder(folder), Checkpoints(folder / "checkpoints", 1))
+        JudgeTrainer(load_recipe(recipe, [*TINY, *words]), model, items, RunFolder(tmp_path), checkpoints)
 
 
 def test_soft_caps_of_attention_are_trained_with_though_sdpa_drops_them(tmp_path: Path) -> None:
