@@ -76,7 +76,8 @@ def test_waiting_requests_share_a_batch_with_those_of_the_same_sampling() -> Non
     async def crowd(client: httpx.AsyncClient) -> None:
         busy = ask(client, 0)
         await entered(longest)
-        asked = [["x", "xxx"], ["xxx", "x"], ["xxx", "x"], ["x", "xxx"], ["x", "xxx"], ["xxx", "x"]]
+        # Of several texts: the longer one is not always presented in the same place.
+        asked = [["0", "000"], ["111", "1"], ["222", "2"], ["3", "333"], ["4", "444"], ["555", "5"]]
         items = [{"prompt": f"{i}?", "responses": each, "culture": "TH"} for i, each in enumerate(asked)]
         several = post_all(client, "/judge", [{"items": part} for part in (items[:1], items[1:3], items[3:])])
         ask_judge = {"model": "runs/none/model", "messages": render(make_item())}
@@ -86,7 +87,7 @@ def test_waiting_requests_share_a_batch_with_those_of_the_same_sampling() -> Non
         longest.go_on.set()
         judged, completed = await answers
         found = [each["verdict"] for answer in judged for each in answer.json()["judgements"]]
-        assert found == [responses.index("xxx") for responses in asked]
+        assert found == [0 if len(one) > len(other) else 1 for one, other in asked]
         assert [answer.status_code for answer in (await busy, *completed)] == [200] * 4
 
     with_clients(judge_of(longest), crowd)
