@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPMessage
@@ -27,6 +28,40 @@ def completion(text: str | None, finish_reason: str | None = "stop", **choice: A
     """A chat completion as OpenAI's API has it."""
     message = {"role": "assistant", "content": text}
     return 200, {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason, **choice}]}, {}
+
+
+@contextmanager
+def writing(
+    writes: Callable[[int, str], str], kind_of: Callable[[str], str] = lambda prompt: ""
+) -> Iterator[tuple[str, list[Any]]]:
+    """The address of a model, and the bodies of the requests that it gets, each with the kind of its prompt.
+
+    What it writes is a function of the number of the try and the prompt. The seeds of a kind of prompts number its
+    tries in the order in which they come. A request for which nothing is written is refused.
+    """
+    asked: list[Any] = []
+
+    def respond(request: Received) -> Answer:
+        prompt = request.body["messages"][-1]["content"]
+        asked.append({**request.body, "kind": kind_of(prompt)})
+        seeds = list(dict.fromkeys(each.get("seed") for each in asked if each["kind"] == asked[-1]["kind"]))
+        text = writes(seeds.index(request.body.get("seed")), prompt)
+        return completion(text) if text else (400, "no more", {})
+
+    with answering(respond) as url:
+        yield f"{url}/v1", asked
+
+
+def until(limit: list[int], answered: Counter[Any], writes: Callable[[int, str], str]) -> Callable[[int, str], str]:
+    """The same, which writes nothing once it has answered so often; what it answered is counted."""
+
+    def breaks_down(number: int, prompt: str) -> str:
+        if answered.total() >= limit[0]:
+            return ""
+        answered[number, prompt] += 1
+        return writes(number, prompt)
+
+    return breaks_down
 
 
 class _Server(ThreadingHTTPServer):

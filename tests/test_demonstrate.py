@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import Tal
 from items import RUBRIC, day_items
-from loopback import Answer, Received, answering, completion
+from loopback import until, writing
 from reward_models.scripted import shown_in
 from reward_models.tiny import odd_tokenizer, write_model
 from transformers import Qwen3ForCausalLM
@@ -34,28 +34,19 @@ BEST = {item.prompt: item.responses[item.best] for item in ITEMS}
 HINT_PREFIX = hint("?").partition("?")[0]
 
 
+def presented_in(prompt: str) -> list[str]:
+    return shown_in([{"role": "user", "content": prompt}])
+
+
 def right(presented: Sequence[str]) -> int:
     return next(place for place, text in enumerate(presented) if text in BEST.values())
 
 
-Writes = Callable[[int, Sequence[str], str], str]
-"""Of the number of the try (the seeds in the order in which they come), the responses and the prompt: a completion."""
-
-
 @contextmanager
-def teacher_server(writes: Writes) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
+def teacher_server(writes: Callable[[int, str], str]) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
     """The words that name a teacher behind a server, and the bodies of the requests that it gets."""
-    asked: list[dict[str, Any]] = []
-
-    def respond(request: Received) -> Answer:
-        asked.append(request.body)
-        seeds = list(dict.fromkeys(body["seed"] for body in asked))
-        messages = request.body["messages"]
-        text = writes(seeds.index(request.body["seed"]), shown_in(messages), messages[-1]["content"])
-        return (400, "no more", {}) if text == "" else completion(text)
-
-    with answering(respond) as url:
-        yield ["teacher=server", f"teacher.url={url}/v1", "teacher.model=big", "teacher.key_variable=null"], asked
+    with writing(writes) as (url, asked):
+        yield ["teacher=server", f"teacher.url={url}", "teacher.model=big", "teacher.key_variable=null"], asked
 
 
 @pytest.fixture
@@ -73,8 +64,9 @@ def verdict(place: int) -> str:
     return write(RUBRIC, "Weighed.", place)
 
 
-def right_on_a_later_try(number: int, presented: Sequence[str], _: str) -> str:
+def right_on_a_later_try(number: int, prompt: str) -> str:
     """Breaks the grammar, then is wrong, then right; about two items it is right at once, about one never."""
+    presented = presented_in(prompt)
     text = presented[right(presented)]
     if text in (BEST[ITEMS[0].prompt], BEST[ITEMS[1].prompt]) or (number == 2 and text != BEST[ITEMS[7].prompt]):
         return verdict(right(presented))
@@ -114,21 +106,14 @@ def test_item_with_reserved_tag_in_teacher_tokenizer_is_rejected(tal: Tal, words
 
 
 def test_resume_after_failure_repeats_no_request(tal: Tal, words: list[str], tmp_path: Path) -> None:
-    limit, answered = [11.0], Counter[tuple[int, str]]()
-
-    def breaks_down(number: int, presented: Sequence[str], prompt: str) -> str:
-        if answered.total() >= limit[0]:
-            return ""
-        answered.update([(number, prompt)])
-        return right_on_a_later_try(number, presented, prompt)
-
+    limit, answered = [11], Counter[Any]()
     journals = tmp_path / "shown" / "journals"
-    with teacher_server(breaks_down) as (teacher, _):
+    with teacher_server(until(limit, answered, right_on_a_later_try)) as (teacher, _):
         failed = tal(*words, *teacher, "teacher.concurrency=1")
         assert (failed.status, (tmp_path / "shown" / "demonstrations.jsonl").exists()) == (2, False)
         assert sum(len(path.read_text().splitlines()) - 1 for path in journals.iterdir()) == 11
         assert "exists: choose another run.name" in tal(*words, *teacher).err
-        limit[0] = 99.0
+        limit[0] = 99
         again = tal(*words, *teacher, "teacher.concurrency=3", "run.resume=auto", "--json")
         assert (again.status, json.loads(again.out)["completions"]) == (0, 20), again.err
         assert (answered.total(), set(answered.values())) == (20, {1})
@@ -140,9 +125,9 @@ def test_resume_after_failure_repeats_no_request(tal: Tal, words: list[str], tmp
 
 
 def test_both_orders_drops_position_dependent_verdicts(tal: Tal, words: list[str], tmp_path: Path) -> None:
-    def by_place(number: int, presented: Sequence[str], prompt: str) -> str:
-        unsure = BEST[ITEMS[3].prompt] in presented
-        return verdict(0 if unsure else right(presented))
+    def by_place(number: int, prompt: str) -> str:
+        presented = presented_in(prompt)
+        return verdict(0 if BEST[ITEMS[3].prompt] in presented else right(presented))
 
     with teacher_server(by_place) as (teacher, _):
         done = tal(*words, *teacher, "both_orders=true")
@@ -155,7 +140,8 @@ def test_both_orders_drops_position_dependent_verdicts(tal: Tal, words: list[str
 
 
 def test_hint_is_given_only_for_unsolved_items_and_recorded(tal: Tal, words: list[str], tmp_path: Path) -> None:
-    def obeys(number: int, presented: Sequence[str], prompt: str) -> str:
+    def obeys(number: int, prompt: str) -> str:
+        presented = presented_in(prompt)
         if HINT_PREFIX in prompt:
             return verdict(LABELS.index(prompt.rpartition("response ")[2][0]))
         return verdict(right(presented)) if presented[right(presented)] == BEST[ITEMS[2].prompt] else "No."

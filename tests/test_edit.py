@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import Tal
 from items import make_item
-from loopback import Answer, Received, answering, completion
+from loopback import until, writing
 from reward_models.scripted import serving
 
 from think_as_locals.data.edits import prompt_text
@@ -54,8 +54,14 @@ def probe_of(prompt: str) -> str:
     return next(probe for probe, start in starts.items() if prompt.startswith(start))
 
 
-def edit(probe: str, shown: dict[str, Any]) -> dict[str, Any]:
+def shown_in(prompt: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(prompt[prompt.index("\n{") :])
+    return values
+
+
+def edit(prompt: str) -> dict[str, Any]:
     """What an able editor answers."""
+    probe, shown = probe_of(prompt), shown_in(prompt)
     responses = shown.get("responses", [])
     if probe == "CC":
         return {"response": swap(shown["response"], REPLACED_GIFTS)}
@@ -73,27 +79,12 @@ def edit(probe: str, shown: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": f"On day {day} in {country}, which present is common?".replace("??", "?"), "responses": said}
 
 
-Writes = Callable[[int, str, dict[str, Any]], str]
-"""Of the number of the try (the seeds of a probe in the order in which they come), the probe and what is shown."""
-
-
 @contextmanager
-def editing(writes: Writes) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
+def editing(writes: Callable[[int, str], str]) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
     """The words that name an editor behind a server, and the bodies of the requests that it gets."""
-    asked: list[dict[str, Any]] = []
-
-    def respond(request: Received) -> Answer:
-        body = request.body
-        prompt = body["messages"][-1]["content"]
-        probe = probe_of(prompt)
-        asked.append({**body, "probe": probe})
-        seeds = list(dict.fromkeys(each["seed"] for each in asked if each["probe"] == probe))
-        text = writes(seeds.index(body["seed"]), probe, json.loads(prompt[prompt.index("\n{") :]))
-        return (400, "no more", {}) if text == "" else completion(text)
-
-    with answering(respond) as url:
+    with writing(writes, probe_of) as (url, asked):
         # A function that raises is retried until the deadline.
-        server = ["editor=server", f"editor.url={url}/v1", "editor.model=big", "editor.key_variable=null"]
+        server = ["editor=server", f"editor.url={url}", "editor.model=big", "editor.key_variable=null"]
         yield [*server, "editor.deadline_s=20"], asked
 
 
@@ -108,13 +99,13 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "edited" / "edits.jsonl").read_text().splitlines()]
 
 
-def unreliable_editor(number: int, probe: str, shown: dict[str, Any]) -> str:
+def unreliable_editor(number: int, prompt: str) -> str:
     """An able editor, but for: first tries at RC, which are no JSON, and CC of rice, which is always said anew."""
-    if probe == "RC" and number == 0:
+    if probe_of(prompt) == "RC" and number == 0:
         return "I would rather not."
-    if probe == "CC" and "rice" in shown["response"]:
+    if probe_of(prompt) == "CC" and "rice" in shown_in(prompt)["response"]:
         return json.dumps({"response": "Nobody there gives anything to anybody at all, whatever the day may be, ever."})
-    return f"Sure!\n```json\n{json.dumps(edit(probe, shown), ensure_ascii=False)}\n```"
+    return f"Sure!\n```json\n{json.dumps(edit(prompt), ensure_ascii=False)}\n```"
 
 
 def test_valid_edits_keep_provenance_and_rejects_are_counted_by_rule(
@@ -147,7 +138,7 @@ def test_valid_edits_keep_provenance_and_rejects_are_counted_by_rule(
 
 
 def test_edits_pass_validation_and_are_used_by_evaluation_probes(tal: Tal, words: list[str], tmp_path: Path) -> None:
-    with editing(lambda _, probe, shown: json.dumps(edit(probe, shown))) as (editor, _asked):
+    with editing(lambda _, prompt: json.dumps(edit(prompt))) as (editor, _asked):
         assert tal(*words, *editor).status == 0
     file = tmp_path / "edited" / "edits.jsonl"
     validated = tal("data", "validate", str(file), "--json")
@@ -168,15 +159,8 @@ def test_edits_pass_validation_and_are_used_by_evaluation_probes(tal: Tal, words
 
 
 def test_failed_run_resumes_and_overwrites_nothing(tal: Tal, words: list[str], tmp_path: Path) -> None:
-    limit, answered = [9], Counter[tuple[int, str, str]]()
-
-    def breaks_down(number: int, probe: str, shown: dict[str, Any]) -> str:
-        if answered.total() >= limit[0]:
-            return ""
-        answered.update([(number, probe, json.dumps(shown))])
-        return unreliable_editor(number, probe, shown)
-
-    with editing(breaks_down) as (editor, _):
+    limit, answered = [9], Counter[Any]()
+    with editing(until(limit, answered, unreliable_editor)) as (editor, _):
         failed = tal(*words, *editor, "editor.concurrency=1")
         assert (failed.status, (tmp_path / "edited" / "edits.jsonl").exists()) == (2, False)
         assert "exists: choose another run.name" in tal(*words, *editor).err

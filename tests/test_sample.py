@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tal
 from items import day_items
-from loopback import Answer, Received, answering, completion
+from loopback import until, writing
 from reward_models.scripted import judged
 from reward_models.tiny import write_classifier
 
@@ -23,27 +21,9 @@ from think_as_locals.data.sources import jsonl
 ITEMS = day_items(6, "rest on {}", "work for long hours on day {}", "dance {}")
 BEST_RESPONSES = {item.responses[item.best] for item in ITEMS}
 
-Says = Callable[[int, str], str]
-"""Of the number of the candidate (the seeds in the order in which they come) and the prompt: an answer."""
 
-
-@contextmanager
-def policy_server(says: Says) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The url of a policy, which also judges as the longest response, and the bodies of the requests that it gets."""
-    asked: list[dict[str, Any]] = []
-
-    def respond(request: Received) -> Answer:
-        messages, seeds = request.body["messages"], dict.fromkeys(body["seed"] for body in asked)
-        if "<response" in messages[-1]["content"]:
-            text = judged(messages)
-        else:
-            asked.append(request.body)
-            seeds[request.body["seed"]] = None
-            text = says(list(seeds).index(request.body["seed"]), messages[-1]["content"])
-        return (400, "no more", {}) if text == "down" else completion(text)
-
-    with answering(respond) as url:
-        yield f"{url}/v1", asked
+def kind_of(prompt: str) -> str:
+    return "to judge" if "<response" in prompt else "to answer"
 
 
 def letter(prompt: str, right: bool) -> str:
@@ -52,7 +32,9 @@ def letter(prompt: str, right: bool) -> str:
 
 
 def improving_answer(number: int, prompt: str) -> str:
-    """Says nothing, then is wrong, then right."""
+    """Says nothing, then is wrong, then right; as a judge it chooses the longest response."""
+    if kind_of(prompt) == "to judge":
+        return judged([{"role": "user", "content": prompt}])
     if number == 0:
         return " "
     return f"{'I have thought about it. ' * number}\nAnswer: {letter(prompt, number > 1)}"
@@ -69,15 +51,8 @@ def words(folder: Path, url: str) -> list[str]:
 
 
 def test_resumed_sampling_repeats_nothing_and_keeps_provenance(tal: Tal, tmp_path: Path) -> None:
-    limit, drawn = [8], Counter[tuple[int, str]]()
-
-    def says(number: int, prompt: str) -> str:
-        if drawn.total() >= limit[0]:
-            return "down"
-        drawn.update([(number, prompt)])
-        return improving_answer(number, prompt)
-
-    with policy_server(says) as (url, asked):
+    limit, drawn = [8], Counter[Any]()
+    with writing(until(limit, drawn, improving_answer)) as (url, asked):
         given = [*words(tmp_path, url), "run.name=drawn", "sample.policy.concurrency=1"]
         failed = tal(*given)
         assert (failed.status, (tmp_path / "drawn" / "candidates.jsonl").exists()) == (2, False)
@@ -97,7 +72,7 @@ def test_resumed_sampling_repeats_nothing_and_keeps_provenance(tal: Tal, tmp_pat
 
 
 def test_downstream_recipe_runs_from_samples_to_r2(tal: Tal, tmp_path: Path) -> None:
-    with policy_server(improving_answer) as (url, asked):
+    with writing(improving_answer, kind_of) as (url, asked):
         judge = ["rms.long=server", f"rms.long.url={url}", "rms.long.model=judge", "rms.long.key_variable=null"]
         random = [
             "rms.random=classifier",
@@ -106,9 +81,10 @@ def test_downstream_recipe_runs_from_samples_to_r2(tal: Tal, tmp_path: Path) -> 
         given = [*words(tmp_path, url), *judge, *random, "run.name=valid"]
         done = tal(*given)
         assert done.status == 0, done.err
-        assert len(asked) == 18
+        assert [each["kind"] for each in asked].count("to answer") == 18
+        count = len(asked)
         again = tal(*given, "run.resume=auto")
-        assert (again.status, len(asked)) == (0, 18), again.err
+        assert (again.status, len(asked)) == (0, count), again.err
     found = json.loads((tmp_path / "valid" / "validity.json").read_text())
     assert (found["n"], {result["name"] for result in found["results"]}) == (3, {"long", "random", "constant"})
     by_name = {result["name"]: result for result in found["results"]}
@@ -122,7 +98,7 @@ def test_downstream_recipe_runs_from_samples_to_r2(tal: Tal, tmp_path: Path) -> 
 def test_downstream_recipe_with_a_failed_reward_model_says_how_to_correlate_the_others(
     tal: Tal, tmp_path: Path
 ) -> None:
-    with policy_server(improving_answer) as (url, _):
+    with writing(improving_answer, kind_of) as (url, _):
         missing = ["rms.missing=classifier", f"rms.missing.path={tmp_path / 'nowhere'}", "rms.flat=constant"]
         done = tal(*words(tmp_path, url), *missing, "run.name=partial")
     assert done.status == 1
