@@ -263,32 +263,14 @@ def test_read_results_parses_rows_and_names_invalid_ones(tmp_path: Path) -> None
 
 
 def test_read_results_takes_macro_accuracy_from_an_evaluation(tmp_path: Path) -> None:
-    for name in ("carb", "selections"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "selections").mkdir()
     (tmp_path / "selections/mine.json").write_text(json.dumps({"selected": {"mean": 3.5}}))
     with pytest.raises(DataError, match=r"carb/mine\.json: cannot be read \(No such file"):
         read_results(tmp_path)
-    (tmp_path / "carb/mine.json").write_text("{}")
-    with pytest.raises(DataError, match=r"carb/mine\.json: not a CARB file: dataset: Field required"):
-        read_results(tmp_path)
-    macro = {"accuracy": 0.25, "missing": [], "n": 4, "ci95": [0, 1]}
-    values: dict[str, Any] = {name: "mine.jsonl" for name, kind in carb.KEYS.items() if kind is str}
-    values |= dict.fromkeys(("n", "seed", "step"), 4) | {"accuracy": 0.5, "parse_failure": 0.0, "macro": macro}
-    values |= {"ci95": [0, 1], "parse_failure_ci95": [0.0, 0.5]}
-    values |= {key: {"n": 0} for key in ("in_format", "faulty_rows", "flips", "order_consistency")}
-    summary = {name: values.get(name, {}) for name in carb.KEYS}
-    wrong: list[dict[str, Any]] = [{"accuracy": each} for each in ("x", "0.5", -3, float("nan"))]
-    wrong += [{"macro": {"accuracy": 0.25}}, {"by_culture": {"TH": 3}}, {"too_long": {"wrong": -3}}, {"trained_on": -3}]
-    wrong += [{"order_consistency": {"n": "0.5"}}, {"faulty_rows": {}}, {"flips": {"n": 0, "share": float("inf")}}]
-    wrong += [{"slot_bias": {"A": {"n": 3}}}, {"in_format": {"n": 1}}]
-    for changes in wrong:
-        (tmp_path / "carb/mine.json").write_text(json.dumps(summary | changes))
-        with pytest.raises(
-            DataError, match=rf"carb/mine\.json: not a CARB file: (it lacks )?({next(iter(changes))}|A\.)"
-        ):
-            read_results(tmp_path)
-    (tmp_path / "carb/mine.json").write_text(json.dumps(summary))
-    assert read_results(tmp_path) == [Result("mine", 0.25, 3.5, benchmark="mine.jsonl")]
+    table = measure(tmp_path, "mine", judge_all(lambda i: i % 7 > 2, flip_items(last=1)))
+    summary = carb.read(table.with_suffix(".json"))
+    assert summary["macro"]["accuracy"] != pytest.approx(summary["accuracy"])
+    assert read_results(tmp_path) == [Result("mine", summary["macro"]["accuracy"], 3.5, benchmark="cards")]
 
 
 def test_validity_command_prints_tables_json_and_warnings(tmp_path: Path, tal: Tal) -> None:

@@ -17,14 +17,8 @@ def test_yields_count_completions_and_kept_items() -> None:
     completions = [(item.id, "wrong", ["late", "long"] if item.id == "0" else ["late"]) for item in ITEMS]
     completions += [("0", "right", []), ("1", "right", [])]
     found = yield_summary(ITEMS, completions, ("right", "wrong"), {"0", "1"}, hinted={"0"})
-    assert {key: found[key] for key in ("n", "yield", "completions", "right", "wrong", "hinted")} == {
-        "n": 4,
-        "yield": 0.5,
-        "completions": 6,
-        "right": 2,
-        "wrong": 4,
-        "hinted": 1,
-    }
+    counts = {"n": 4, "yield": 0.5, "completions": 6, "right": 2, "wrong": 4, "hinted": 1}
+    assert {key: found[key] for key in counts} == counts
     assert found["broken"] == {"late": 4, "long": 1}
     assert {culture: part["hinted"] for culture, part in found["by_culture"].items()} == {"JP": 0, "TH": 1}
     table = yield_table("culture", "kept, %", {**found["by_culture"], "all": found}, {"completions": "asked"})
