@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from conftest import Tal
-from evaluation.published import published_rows
 from html_page import Page
 from items import make_item
 from loopback import Answer, Received, answering, completion
@@ -218,13 +217,6 @@ def test_too_long_setting_can_change_on_resume_without_rescoring(
     assert tal(*evaluation.words, "run.resume=auto").status == 1  # which is an error again
 
 
-def test_model_fails_if_every_item_is_too_long(evaluation: Evaluation, tal: Tal) -> None:
-    words = [*evaluation.words, "eval.too_long=wrong", "rms.short.max_length=3"]
-    assert tal(*words).status == 1
-    assert "12 of 12 items are too long, or refused: " in evaluation.failed["short"]
-    assert evaluation.ranked == [["constant", "good"]]
-
-
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
@@ -266,17 +258,3 @@ def test_prompts_too_long_for_server_are_listed_and_the_rest_judged(evaluation: 
         assert tal(*words, "run.resume=auto", "eval.too_long=wrong").status == 0
     assert len(answered) == 10  # the journal has their answers
     assert evaluation.read("carb/served.json")["too_long"]["wrong"] == list(LONG_IDS)
-
-
-def test_macro_covers_forty_cells_and_warns_if_some_are_missing(tmp_path: Path, tal: Tal) -> None:
-    path = tmp_path / "carb.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in published_rows()))
-    words = ["run", "recipes/carb.yaml", "data=carb", f"data.path={path}", f"run.dir={tmp_path}"]
-    assert tal(*words, "run.name=whole", "eval.bootstrap_samples=50").status == 0
-    (board,) = json.loads((tmp_path / "whole/leaderboard.json").read_text())["boards"]
-    assert (board["n"], board["macro"]) == (79, {"cells": 40, "of": 40, "missing": []})
-    done = tal(*words, "run.name=part", "eval.bootstrap_samples=50", "eval.max_items=20")
-    (board,) = json.loads((tmp_path / "part/leaderboard.json").read_text())["boards"]
-    cells = board["macro"]["cells"]
-    assert cells + len(board["macro"]["missing"]) == board["macro"]["of"] == 40
-    assert f"warning: macro over {cells} of 40 cells; missing: " in done.err

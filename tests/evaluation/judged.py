@@ -7,13 +7,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from items import RUBRIC
+
 from think_as_locals.evaluation import carb
 from think_as_locals.judging import parse, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem, favourite
-from think_as_locals.types import Criterion, Item, Judgement, Rubric
+from think_as_locals.types import Item, Judgement
 
 CULTURES = ("DE", "EG", "JP", "TH")
-RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Form", "Clear.")))
 
 Right = Callable[[int], float | None]
 """Of the i-th item: 1 right, 0 wrong, .5 a tie of scores, None a parse failure."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
-from evaluation.judged import RUBRIC, judged
+from evaluation.judged import judged
 from evaluation.published import CELLS as FORTY
 from evaluation.published import published_items
-from items import make_item, row_of
+from items import RUBRIC, make_item, row_of
 
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.carb import KEYS, faulty_note, lines, metrics, read, save, summarise
@@ -187,6 +187,7 @@ def test_macro_of_published_rows_averages_the_cells_there_are() -> None:
     assert part(found["macro"]) == (74, pytest.approx((32.5 - 1.5) / 38))
     assert (found["macro"]["cells"], found["macro"]["of"]) == (38, 40)
     assert found["macro"]["missing"] == ["Arabic/value", "German/safety"]
+    assert lines("mine", found)[-1] == "warning: macro over 38 of 40 cells; missing: Arabic/value, German/safety"
 
 
 def test_slot_bias_counts_only_items_with_a_verdict() -> None:

@@ -21,7 +21,7 @@ from think_as_locals.evaluation.compare import compare, read
 from think_as_locals.evaluation.judgements import annotate, read_judgements
 from think_as_locals.evaluation.leaderboard import LONGEST_TEXT, browsable, read_entries, write_leaderboard
 from think_as_locals.evaluation.statistics import holm
-from think_as_locals.judging import reorder_responses, shuffle_responses
+from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import training_hashes
 from think_as_locals.types import DataError, Item
@@ -72,7 +72,7 @@ def model_of(board: dict[str, Any], name: str) -> dict[str, Any]:
 # --- numbers ---
 
 
-def test_leaderboard_figures_match_the_carb_file(measured: Path, out: Path) -> None:
+def test_figures_and_baselines_match_the_carb_file(measured: Path, out: Path) -> None:
     board = board_of(out)
     assert (board["n"], board["datasets"], board["splits"]) == (134, ["cards"], ["group"])
     for name in ("good", "also-good", "worse", "constant"):
@@ -88,6 +88,12 @@ def test_leaderboard_figures_match_the_carb_file(measured: Path, out: Path) -> N
     low, high = worse["ties"]["ci95"]
     assert 0 < low < 34 / 134 < high < 1
     assert model_of(board, "constant")["macro"]["accuracy"] == 0.5
+    for name, on in board["baselines"].items():
+        assert on["micro"]["accuracy"] == pytest.approx(summary["baselines"][name]["accuracy"])
+        assert on["flips"]["accuracy"] == pytest.approx(summary["flips"]["baselines"][name]["accuracy"])
+        assert on["macro"]["n"] == on["micro"]["n"] == 134
+    best = max(on["macro"]["accuracy"] for on in board["baselines"].values())
+    assert board["baselines"][board["best_baseline"]]["macro"]["accuracy"] == best
 
 
 def test_model_trained_on_measured_items_is_marked_everywhere(evaluation: Path, tmp_path: Path) -> None:
@@ -108,38 +114,22 @@ def test_model_trained_on_measured_items_is_marked_everywhere(evaluation: Path, 
     assert browsable(read_entries([evaluation]), 10**6)["models"].count("good †") == 1
 
 
-def test_baselines_match_the_carb_file(measured: Path, out: Path) -> None:
-    board, summary = board_of(out), json.loads((measured / "carb/good.json").read_text())
-    for name, on in board["baselines"].items():
-        assert on["micro"]["accuracy"] == pytest.approx(summary["baselines"][name]["accuracy"])
-        assert on["flips"]["accuracy"] == pytest.approx(summary["flips"]["baselines"][name]["accuracy"])
-        assert on["macro"]["n"] == on["micro"]["n"] == 134
-    best = max(on["macro"]["accuracy"] for on in board["baselines"].values())
-    assert board["baselines"][board["best_baseline"]]["macro"]["accuracy"] == best
-
-
-def test_paired_differences_equal_those_of_compare(measured: Path, out: Path) -> None:
-    pairs = board_of(out)["pairs"]
-    assert len(pairs) == 6
-    raw = []
-    for pair in pairs:
+def test_paired_differences_equal_those_of_compare_and_of_macro_accuracies(measured: Path, out: Path) -> None:
+    board, raw = board_of(out), []
+    assert len(board["pairs"]) == 6
+    for pair in board["pairs"]:
         a, b = (read(measured / f"carb/{pair[place]}.parquet", {}) for place in ("worse", "better"))
         whole, flips, *_ = compare(a, b, "culture")
         for found, same in ((pair["items"], whole), (pair["flips"], flips)):
             assert found["difference"] == same["difference"]
         raw.append(whole["p"])
-    assert [pair["items"]["p_holm"] for pair in pairs] == pytest.approx(holm(raw))
-
-
-def test_macro_difference_equals_difference_of_macro_accuracies(out: Path) -> None:
-    board = board_of(out)
-    for pair in board["pairs"]:
         better, worse = (model_of(board, pair[place])["macro"]["accuracy"] for place in ("better", "worse"))
-        found = pair["macro"]["difference"]
-        assert (found["a"], found["b"]) == pytest.approx((worse, better))
-        assert found["difference"] == pytest.approx(better - worse)
+        macro = pair["macro"]["difference"]
+        assert (macro["a"], macro["b"]) == pytest.approx((worse, better))
+        assert macro["difference"] == pytest.approx(better - worse)
         assert better >= worse
-        assert found["ci95"][0] <= found["difference"] <= found["ci95"][1]
+        assert macro["ci95"][0] <= macro["difference"] <= macro["ci95"][1]
+    assert [pair["items"]["p_holm"] for pair in board["pairs"]] == pytest.approx(holm(raw))
 
 
 # --- ranks ---
@@ -147,9 +137,8 @@ def test_macro_difference_equals_difference_of_macro_accuracies(out: Path) -> No
 
 def test_models_without_a_significant_difference_share_ranks(out: Path) -> None:
     models = board_of(out)["models"]
-    assert [model["macro"]["accuracy"] for model in models] == sorted(
-        (model["macro"]["accuracy"] for model in models), reverse=True
-    )
+    accuracies = [model["macro"]["accuracy"] for model in models]
+    assert accuracies == sorted(accuracies, reverse=True)
     assert {m["name"]: (m["ranks"], m["may_be_first"]) for m in models} == {
         "good": ([1, 2], True),
         "also-good": ([1, 2], True),
@@ -163,7 +152,7 @@ def test_leaderboard_command_prints_a_table_or_json(measured: Path, tmp_path: Pa
     assert done.out.strip().startswith("cards, split group: 134 items")
     rows = [line.split("│") for line in done.out.splitlines() if "good ●" in line]
     assert [row[1].strip() for row in rows] == ["1–2", "1–2"]
-    assert "90.2 [83.1, 94.5]" in " ".join(" ".join(rows[0]).split()) or "90.2" in rows[0][3]
+    assert "90.2" in " ".join(rows[0])
     assert done.out.endswith(f"\n{tmp_path}/leaderboard.html\n")
     done = tal("leaderboard", str(measured), "--out", str(tmp_path), "--json")
     assert json.loads(done.out) == json.loads((tmp_path / "leaderboard.json").read_text())
@@ -255,16 +244,6 @@ def test_models_on_different_items_get_separate_boards(evaluation: Path, tmp_pat
     assert [len(board["pairs"]) for board in boards] == [6, 0, 0]
     assert "3 different sets of items" in page.text
     assert "different items" in (tmp_path / "out/leaderboard.md").read_text()
-
-
-def test_items_in_another_order_count_as_the_same_items(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    made = predictions(lambda i: i % 2)
-    measure(run, "there", made)
-    turned = [replace(p, presented=reorder_responses(p.presented, (1, 0))) for p in reversed(made)]
-    measure(run, "back", turned)
-    write_leaderboard([run], tmp_path / "out")
-    assert len(board_of(tmp_path / "out")["pairs"]) == 1
 
 
 # --- the page ---

@@ -100,6 +100,6 @@ def test_short_answers_ask_each_region_once_with_its_votes(tmp_path: Path) -> No
 
 
 def test_prompts_task_asks_prompts_unchanged() -> None:
-    chosen = section("sample=prompts", "sample.scorer=constant", "sample.data.max_items=8")
-    assert all(isinstance(each, Question) and not each.votes for each in questions_of(chosen, seed=0))
-    assert "Answer" not in questions_of(chosen, seed=0)[0].item.prompt
+    asked = questions_of(section("sample=prompts", "sample.scorer=constant", "sample.data.max_items=8"), seed=0)
+    assert all(isinstance(each, Question) and not each.votes for each in asked)
+    assert "Answer" not in asked[0].item.prompt
