@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conftest import Tal
 from hub.fake_hub import FakeHub
 from hub.small_runs import REPO, card_of, content_of, download, refused, write_evaluation
 from huggingface_hub import HfApi
 
-from think_as_locals.cli import main
 from think_as_locals.config.checks import load_config
 from think_as_locals.data import read
 from think_as_locals.data.splits import split_people
@@ -73,18 +72,9 @@ def test_card_figures_match_the_country(steered_run: Path) -> None:
     content = content_of(prepare(steered_run, REPO, model=THAI))
     assert json.loads(content["scpo.json"])["rows"] == [before, after]
     text = content["README.md"].decode()
-
-    def percent(form: str, value: float, part: dict[str, Any]) -> str:
-        return form.format(*(100 * number for number in (value, *part["ci95"])))
-
-    names = ("Thailand (TH)", "Thailand (TH), minority view", "all other countries of the run")
-    for name, key in zip(names, ("overall", "minority", "others"), strict=True):
-        now, then = (percent("{:.1f} [{:.1f}, {:.1f}]", row[key]["accuracy"], row[key]) for row in (after, before))
-        gain = percent("{:+.1f} [{:+.1f}, {:+.1f}]", after[key]["gain"]["mean"], after[key]["gain"])
-        assert f"| {name} | {after[key]['n']} | {now} | {then} | {gain} |\n" in text, key
-    table = re.search(r"\|---\|---\|---\|---\|---\|\n((?:\|.*\|\n)+)\n", text)  # one table, without gaps
-    assert table is not None
-    assert len(table[1].splitlines()) == 3
+    for key in ("overall", "minority", "others"):
+        now, then = (f"{100 * row[key]['accuracy']:.1f} [" for row in (after, before))
+        assert re.search(rf"\| {after[key]['n']} \| {re.escape(now)}.*\| {re.escape(then)}", text), key
 
 
 def test_global_reward_model_is_pushed_with_its_figures_by_country(steered_run: Path) -> None:
@@ -93,12 +83,7 @@ def test_global_reward_model_is_pushed_with_its_figures_by_country(steered_run: 
     assert content["config.json"] == (steered_run / "global_rm" / "model" / "config.json").read_bytes()
     rows = [row for row in found["rows"] if row["variant"] == "global"]
     assert json.loads(content["scpo.json"])["rows"] == [found["means"][0], *rows]
-    card = content["README.md"].decode()
-    assert "steered to" not in card
-    for row in rows:
-        low, high = row["overall"]["ci95"]
-        figures = f"{100 * row['overall']['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-        assert f"\\({row['country']}\\) | {row['overall']['n']} | {figures} |" in card
+    assert "steered to" not in content["README.md"].decode()
 
 
 @pytest.mark.parametrize("chat", [True, False], ids=["chat template", "text pair"])
@@ -139,16 +124,9 @@ def test_push_of_a_reward_model_replaces_a_judge(run: Path, steered_run: Path, h
     assert set(hub.repositories[REPO].files()) == FROM_MODEL | {"README.md", "scpo.json"}
 
 
-def test_push_command_requires_a_model(
-    steered_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["tal", "push", str(steered_run), "--repo", REPO, "--dry-run"]
-    monkeypatch.setattr("sys.argv", words)
-    with pytest.raises(SystemExit):
-        main()
-    assert "--model: got nothing, expected one of" in capsys.readouterr().err
-    monkeypatch.setattr("sys.argv", [*words, "--model", THAI])
-    main()
-    output = capsys.readouterr().out
+def test_push_command_takes_a_model_of_the_run(steered_run: Path, tal: Tal) -> None:
+    words = ["push", str(steered_run), "--repo", REPO, "--dry-run"]
+    assert "--model: got nothing, expected one of" in tal(*words).err
+    output = tal(*words, "--model", THAI).out
     assert "left out" not in output
     assert set(re.findall(r"(?m)^ *[\d,]+  [0-9a-f]{64}  (.+)$", output)) == FROM_MODEL | {"README.md", "scpo.json"}

@@ -140,10 +140,8 @@ def test_killed_scoring_resumes_from_the_unfinished_chunk(rm: ScalarRM, tmp_path
         score_responses(rm, response_requests(ITEMS), tmp_path / "killed", die)
     with recorded_batches(rm) as after:
         assert scores(rm, tmp_path / "killed") == undisturbed
-    assert (scored(before), scored(after)) == (
-        20,
-        16,
-    )  # 16 of whole chunks once, those of the torn chunk together again
+    # 16 of whole chunks once, those of the torn chunk together again
+    assert (scored(before), scored(after)) == (20, 16)
     files = [tmp_path / name / "rank-0.jsonl" for name in ("undisturbed", "killed")]
     assert sorted(files[0].read_bytes().splitlines()) == sorted(files[1].read_bytes().splitlines())
 

@@ -55,12 +55,8 @@ def test_num_steps_is_capped_passes_or_exactly_max_steps(
 @pytest.mark.parametrize(
     ("batch", "most", "processes", "expected"),
     [
-        (16, 16, 1, (16, 1)),
-        (16, 16, 2, (8, 1)),
-        (16, 8, 1, (8, 2)),
-        (8, 8, 8, (1, 1)),
-        (12, 5, 2, (3, 2)),
-        (7, 4, 1, (1, 7)),
+        *((16, 16, 1, (16, 1)), (16, 16, 2, (8, 1)), (16, 8, 1, (8, 2))),
+        *((8, 8, 8, (1, 1)), (12, 5, 2, (3, 2)), (7, 4, 1, (1, 7))),
     ],
 )
 def test_global_batch_size_is_independent_of_process_count(
