@@ -158,23 +158,21 @@ def test_judge_with_classifier_reports_scores(tal: Tal, classifier: str, tmp_pat
     assert tal("judge", classifier, *ONE_ITEM, "--backend", "vllm") == (2, "", refused)
 
 
-def test_lora_adapter_judges_like_the_merged_model(tal: Tal, judge: str, tmp_path: Path) -> None:
+def test_lora_adapter_judges_but_neither_in_vllm_nor_as_the_start_of_a_training(
+    tal: Tal, judge: str, tmp_path: Path
+) -> None:
+    lora = LoraConfig(target_modules="all-linear", init_lora_weights=False)
     torch.manual_seed(0)
-    adapted = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(judge), LoraConfig(target_modules="all-linear", init_lora_weights=False)
-    )
-    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
-    adapted.save_pretrained(adapter)
-    adapted.merge_and_unload().save_pretrained(merged)
+    adapter = tmp_path / "adapter"
+    get_peft_model(AutoModelForCausalLM.from_pretrained(judge), lora).save_pretrained(adapter)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tal_judge.json"):
-        for folder in (adapter, merged):
-            shutil.copy(Path(judge) / name, folder)
+        shutil.copy(Path(judge) / name, adapter)
     jsonl.write(ITEMS, tmp_path / "items.jsonl")
-    texts = {
-        path: [record["completion"] for record in records(tal, str(path), str(tmp_path / "items.jsonl"))]
-        for path in (Path(judge), adapter, merged)
-    }
-    assert texts[adapter] == texts[merged] != texts[Path(judge)]
+    adapted, base = (
+        [record["completion"] for record in records(tal, path, str(tmp_path / "items.jsonl"))]
+        for path in (str(adapter), judge)
+    )
+    assert adapted != base
     fault = f"{adapter} is a LoRA adapter alone, expected a whole model, such as"
     assert f"tal: model: {fault}" in tal("judge", str(adapter), *ONE_ITEM, "--backend", "vllm").err
     trained = tal("run", "quickstart", "model.scratch=null", "sft=null", f"model.path={adapter}", f"run.dir={tmp_path}")
@@ -185,8 +183,6 @@ def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, jud
     rows = [{"prompt": prompt, "responses": ["A bow.", "A wai."]} for prompt in ("Greeting?", "Farewell?")]
     path = tmp_path / "mine.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], rows[1] | {"culture": "JP"})))
-    lines = tal("judge", judge, str(path), "--culture", "TH").out.splitlines()
-    assert [line for line in lines if line in ("Thailand", "Japan")] == ["Thailand", "Japan"]
     found = records(tal, judge, str(path), "--culture", "TH")
     assert [record["id"] for record in found] == ["mine.jsonl-1", "mine.jsonl-2"]
     done = tal("judge", judge, str(path))
@@ -236,44 +232,22 @@ def test_invalid_culture_code_suggests_the_correct_one(tal: Tal, judge: str) -> 
         assert f"did you mean {meant!r}" in done.err
 
 
-@pytest.mark.slow
-def test_verdict_refers_to_the_original_response_order(tal: Tal, small_run: Path, tmp_path: Path) -> None:
-    from think_as_locals.config.checks import load_recipe
-    from think_as_locals.data import load
-
-    config = load_recipe("recipes/quickstart.yaml", ["data.groups=[gift_taboo]", "data.sets_per_group=4"])
-    items = load(config.data, config.seed).train[:8]
-    jsonl.write(items, tmp_path / "items.jsonl")
-    found = records(tal, str(small_run / "model"), str(tmp_path / "items.jsonl"))
-    parsed = [(record, item) for record, item in zip(found, items, strict=True) if record["verdict"] is not None]
-    assert parsed
-    for record, item in parsed:
-        label = record["completion"].rpartition("<verdict>")[2][0]
-        assert shuffle_responses(item).responses["ABCD".index(label)] == item.responses[record["verdict"]]
-        assert sum(criterion["weight"] for criterion in record["rubric"]) == 100
-
-
 # --- tal leaderboard, tal validity ---
 
 
-@pytest.mark.parametrize("command", ["leaderboard", "validity"])
-@pytest.mark.parametrize("out", ["file", "file/below"])
-def test_unwritable_out_folder_is_rejected(command: str, out: str, tmp_path: Path, tal: Tal) -> None:
-    (tmp_path / "file").touch()
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(f'{{"name": "{i}", "accuracy": 0.{i}, "downstream": {i}}}\n' for i in range(1, 4)))
-    done = tal(command, str(rows), "--out", str(tmp_path / out))
-    assert done.status == 2
-    assert re.match(rf"tal: {tmp_path / out}: .*: a file is where a folder is needed", done.err)
-
-
-def test_files_go_into_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
+def test_files_go_into_a_folder_of_their_own_that_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text(
-        "".join(f'{{"name": "{i}", "accuracy": 0.{i}, "downstream": {i}}}\n' for i in range(1, 4))
-    )
+    rows = [{"name": f"{i}", "accuracy": i / 10, "downstream": i} for i in range(1, 4)]
+    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert tal("validity", "rows.jsonl").status == 0
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "validity"}
+    for command in ("leaderboard", "validity"):
+        for out in ("rows.jsonl", "rows.jsonl/below"):
+            done = tal(command, "rows.jsonl", "--out", out)
+            assert done.status == 2
+            assert re.match(rf"tal: {out}: .*: a file is where a folder is needed", done.err)
 
 
 # --- recipes ---

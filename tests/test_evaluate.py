@@ -20,7 +20,6 @@ from warm import processes_in
 
 from think_as_locals import evaluate
 from think_as_locals.config.checks import load_config
-from think_as_locals.reward_models.scalar import ConstantRM
 
 pytestmark = pytest.mark.slow
 
@@ -61,24 +60,6 @@ def evaluation(words: list[str], warm_python: str) -> Path:
 
 def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def test_reward_model_is_closed_before_the_next_is_loaded(
-    words: list[str], tal: Tal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-
-    class Closing(ConstantRM):
-        def close(self) -> None:
-            opened.append("closed")
-
-    def load(section: Any, seed: int) -> ConstantRM:
-        opened.append("loaded")
-        return Closing(seed=seed)
-
-    monkeypatch.setattr(evaluate, "load_reward_model", load)
-    assert tal(*[word for word in words if not word.startswith("run.name")], "run.name=closed").status == 0
-    assert opened == ["loaded", "closed"] * 3
 
 
 def engine_cores(folder: Path) -> set[int]:
@@ -183,14 +164,6 @@ def test_resumed_evaluation_rebuilds_results_from_the_journal(evaluation: Path, 
     assert done.status == 0, done.err
     assert carb.read_bytes() == before
     assert journal.read_bytes() == answered
-
-
-def test_validity_report_combines_selections_and_carb_accuracy(evaluation: Path, tmp_path: Path, tal: Tal) -> None:
-    done = tal("validity", str(evaluation), "--out", str(tmp_path))
-    assert done.status == 0, done.err
-    found = read(tmp_path / "validity.json")
-    assert (found["n"], {row["name"] for row in found["results"]}) == (3, {"constant", "mine", "random"})
-    assert (tmp_path / "validity.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize("words", [["demonstrate", "teacher.path=x"], ["run", "carb", "rms.mine=constant"]])

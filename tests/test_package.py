@@ -83,6 +83,8 @@ def test_core_without_extras_renders_parses_scores_and_validates(tmp_path: Path)
         "item = tal.Item(id='1', prompt='?', responses=('a', 'b'), best=0, culture='TH', language='en', domain='d', "
         "group='g', source='s')\n"
         "print(len(tal.render(item)), tal.score(tal.parse('no', 2), item).parts['correctness'])\n"
+        "from think_as_locals.data import load\n"
+        "assert load(tal.load_recipe('quickstart').data).train\n"
         "tal.Judge\n"
     )
     done = run_with((), code, folder=tmp_path)
