@@ -179,6 +179,18 @@ def test_minority_accuracy_rises_without_loss_of_overall_accuracy(small: Path) -
     assert sum(row(small, country, "scpo")["minority"]["gain"]["mean"] > 0 for country in ("DE", "JP", "TH")) >= 2
 
 
+def test_saved_model_reproduces_the_recorded_scores(small: Path, tmp_path: Path) -> None:
+    model = small / "models" / "TH" / "scpo-seed-0"
+    result = result_of(small, "TH/scpo-seed-0")
+    test = splits_of(small).test[:20]
+    for item, scores in zip(test, ScalarRM.load(str(model)).score(test), strict=True):
+        recorded = [result.scores[content_key(item.prompt, text)] for text in item.responses]
+        assert scores == pytest.approx(recorded, abs=1e-5)
+    where = ["data=opinion_cards", FEW[0], FEW[1], "eval.max_items=60", "eval.bootstrap_samples=100"]
+    run = steer(tmp_path, *where, "rms.x=classifier", f"rms.x.path={model}", recipe="recipes/carb.yaml")
+    assert json.loads((run / "carb" / "x.json").read_text(encoding="utf-8"))["n"] == 60
+
+
 # --- killed, or asked to stop ---
 
 INTERRUPTED = [*FEW, *SCPO_ONLY, "global_rm.max_steps=20", "scpo.max_steps=20", "scpo.save_steps=3"]
