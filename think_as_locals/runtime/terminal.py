@@ -12,11 +12,16 @@ from rich.segment import Segment
 from think_as_locals.runtime.output import LEVEL, visible
 
 
+_WIDTH = 160  # columns of a file or a pipe: rich's 80 would break the words of tables
+
+
 class Terminal(Console):
     """A console on which texts are no markup, and what a terminal would interpret in them is escaped."""
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False, style: str | None = None) -> None:
         super().__init__(stderr=stderr, quiet=quiet, style=style, markup=False, highlight=False, emoji=False)
+        if not (self.is_terminal or "COLUMNS" in os.environ):
+            self.width = _WIDTH
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as rich does, with the text of each part escaped."""
