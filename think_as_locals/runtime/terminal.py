@@ -11,7 +11,6 @@ from rich.segment import Segment
 
 from think_as_locals.runtime.output import LEVEL, visible
 
-
 _WIDTH = 160  # columns of a file or a pipe: rich's 80 would break the words of tables
 
 
