@@ -300,8 +300,11 @@ def test_global_rm_from_scratch_trains_all_weights_also_with_lora(tmp_path: Path
     assert torch.equal(after["model.embed_tokens.weight"], steered["model.embed_tokens.weight"])
 
 
-def test_lora_trains_adapter_and_head_and_saves_a_merged_model(small: Path, loaded: list[str], tmp_path: Path) -> None:
-    run = steer(tmp_path, *loaded, *SCPO_ONLY, "scpo.max_steps=5", "lora=rank16", "lora.r=4")
+def test_lora_trains_adapter_and_head_and_saves_a_merged_model(
+    small: Path, loaded: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = steer(tmp_path, *loaded, *SCPO_ONLY, "scpo.max_steps=5", "scpo.logging_steps=5", "lora=rank16", "lora.r=4")
+    assert re.search(r"TH/scpo-seed-0 5/5  loss .*  pairs right ", capsys.readouterr().err)  # no model from scratch
     before = load_file(small / "global_rm" / "model" / "model.safetensors")
     after = load_file(run / "models" / "TH" / "scpo-seed-0" / "model.safetensors")
     changed = {name for name in before if not torch.equal(before[name], after[name])}

@@ -23,7 +23,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.utils.data import SequentialSampler
-from transformers import AutoModelForSequenceClassification, TrainerCallback
+from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 from trl import RewardConfig, RewardTrainer
 
@@ -75,8 +75,7 @@ class VariantTrainer:
         """Train on the pairs of all countries, each with weight 1."""
         items = [(item, 1.0) for of_country in self._by_country.values() for item in of_country]
         changes: dict[str, float] = {"seed": self.config.seed, "max_steps": section.max_steps}
-        with closing(LiveView(self.console, "global RM")) as view:
-            self._train(stage, items, section, changes, output, [view])
+        self._train(stage, items, section, changes, output)
 
     def train_variant(
         self, spec: VariantSpec, references: Mapping[str, Reference], output: StageFolder
@@ -102,7 +101,6 @@ class VariantTrainer:
         section: GlobalRMSection,
         changes: dict[str, float],
         output: StageFolder,
-        callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
         config, rm = self.config, self.rm
         checkpoints = Checkpoints(output.checkpoints, section.save_total_limit)
@@ -116,7 +114,9 @@ class VariantTrainer:
             lora=config.lora if trains_adapter(config, section) else None,
             dropout=config.mode.dropout,
         )
-        train_stage(self.folder, trainer, stage, self.signals, self.console, callbacks)
+        with closing(LiveView(self.console, stage)) as view:
+            is_long = stage == "global_rm" or config.model.scratch is None  # a small model takes seconds a country
+            train_stage(self.folder, trainer, stage, self.signals, self.console, [view] * is_long)
         trainer.model.config.get_text_config().pad_token_id = rm.pad_id  # as in the base model, even if None
         hashes = training_hashes([item for item, _ in weighted], rm.path, config.model.revision)
         finish = partial(save_training_items, hashes)
