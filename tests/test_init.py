@@ -128,10 +128,17 @@ def test_init_guesses_columns_by_their_names(tal: Tal, row: dict[str, Any], colu
     data = load_recipe("mine/judge.yaml").data
     assert data.columns == columns
     assert [(item.prompt, item.responses) for item in read(data)] == [("?", ("a", "b"))]
+    assert "1 rows = 1 imported (1 items)" in tal("data", "validate", str(write(Path("mine.csv"), [row]))).out
     read_as = tal("data", "validate", "mine.jsonl").out.splitlines()[0]
     assert shlex.split(read_as)[2] == "data=rows"
     with pytest.raises(DataError, match=re.escape(f"The rows look like {read_as.removeprefix('read as ')}, got")):
         read(load_data_config(["data=rows", "data.path=mine.jsonl"]).data)
+
+
+def test_init_says_which_rows_are_not_imported(tal: Tal) -> None:
+    write(Path("mine.jsonl"), [*PAIRS, *(pair | {"culture": "Thialand"} for pair in PAIRS[:2])])
+    lost = r"\n  2 rows are not imported, such as \S*mine\.jsonl:6: error: unknown_culture: .*did you mean 'TH'"
+    assert re.search(lost, tal("init", "mine", "--from", "mine.jsonl").out)
 
 
 @pytest.mark.parametrize("names", ["asked better worse", "question response_a response_b", "question better label"])

@@ -214,8 +214,8 @@ def test_verdict_that_never_changes_is_named_beside_the_accuracy() -> None:
     assert (found["accuracy"], found["order_consistency"]["all_right"]["accuracy"]) == (0.5, 0)
     line, warning, *_ = lines("mine", found)
     assert line.endswith("right in every order 0.0% (n 8), verdicts A 100%, B 0%")
-    constant_verdict = "its verdict is A in 100% of judgements, whatever the responses are"
-    assert warning == f"warning: mine: {constant_verdict}: that alone would be right in 50%"
+    constant_verdict = "100% of its verdicts are A, whatever the responses are"
+    assert warning == f"warning: mine: {constant_verdict}: that alone would be right in 50% of them"
     logged = metrics("mine", found)
     assert (logged["eval/mine/verdict/A"], logged["eval/mine/right_in_every_order"]) == (1, 0)
     assert (logged["eval/mine/position/A"], logged["eval/mine/position/B"]) == (1, 0)

@@ -277,6 +277,8 @@ def test_slot_bias_has_intervals(tmp_path: Path) -> None:
     turned = [replace(p, presented=shuffle_responses(p.item, reverse=True)) for p in both]
     measure(tmp_path / "run", "judge", [*both, *turned])
     measure(tmp_path / "run", "scores", [replace(p, scores=(1.0, 0.0)) for p in both])
+    constant = [replace(p, judgement=replace(p.judgement, verdict=0)) for p in (*both, *turned)]
+    measure(tmp_path / "run", "always A", constant)
     page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
     found = model_of(board_of(tmp_path / "out"), "judge")
     bias = found["slot_bias"]["A"]
@@ -284,6 +286,8 @@ def test_slot_bias_has_intervals(tmp_path: Path) -> None:
     low, high = bias["ci95"]
     assert f"A {100 * bias['bias']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]" in page.row("judge A ")
     assert not any(row.startswith("scores A ") for row in page.rows)
+    for text in (page.source, (tmp_path / "out" / "leaderboard.md").read_text(encoding="utf-8")):
+        assert "always A: 100% of its verdicts are A, whatever the responses are" in text
 
 
 # --- the browser's data ---

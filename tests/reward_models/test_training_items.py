@@ -45,6 +45,8 @@ def test_training_items_include_those_of_the_base_model(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "training_items.txt").read_text() == "".join(f"{each}\n" for each in sorted(found))
     assert count_trained_on([first, second, never, never], found) == {"items": 2, "n": 4}
     assert count_trained_on([never], found) == {"items": 0, "n": 1}
+    without = frozenset({item_hash(replace(never, culture=None))})
+    assert count_trained_on([never, first, replace(never, culture=None)], without) == {"items": 2, "n": 3}
 
 
 def test_missing_training_items_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,10 @@ def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
     items = [item for outcome in outcomes for item in outcome.items]
     command = f"tal data validate {shlex.join([path, *overrides])}"
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; {command} lists them"
+    for (severity, name), places in tally.places.items():
+        if severity == "error":
+            first = next(line for line in tally.faults if f": error: {name}: " in line)
+            faults += f"\n  {len(places):,} rows are not imported, such as {first}"
     cultures = _format_counts(Counter(item.culture or "none given" for item in items))
     if any(name == "wrong_language" for _, name in tally.places):
         faults += "\nsome texts are not in the language of their row (English if it names none): add a column "

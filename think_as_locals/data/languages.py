@@ -86,7 +86,7 @@ def culture_fault(culture: str) -> str | None:
     if not culture.isprintable() or len(culture) > _LONGEST_CULTURE:
         return f"expected one line of at most {_LONGEST_CULTURE} characters that can be printed"
     if culture.strip().casefold() in PLACEHOLDERS:
-        return "which tables write for an empty cell: leave it out (Namibia is NA)"
+        return "expected a culture, or none: tables write this for an empty cell (Namibia is NA)"
     if re.fullmatch("[A-Za-z]{2}-[A-Za-z0-9]{1,3}", culture):
         region = _subdivision(culture)
         meant, expected = region and region.code, "a region's code of ISO 3166-2"

@@ -209,12 +209,18 @@ def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
     trained_on = trained_on_note(summary)
     found = [f"{name} was {trained_on}"] if trained_on else []
     found += [f"{name}: {too_long_note(how, ids)}" for how, ids in summary["too_long"].items() if ids]
-    for label, of in summary["slot_bias"].items():
-        if of["chosen"] > _CONSTANT and of["best"] < of["chosen"] - _UNLIKE:
-            constant = f"its verdict is {label} in {of['chosen']:.0%} of judgements, whatever the responses are"
-            found.append(f"{name}: {constant}: that alone would be right in {of['best']:.0%}")
+    found += [f"{name}: {note}" for note in [constant_note(summary)] if note]
     found += [note for note in [faulty_note(summary)] if note]
     return found + [warning for warning in [macro_warning(summary["macro"])] if warning]
+
+
+def constant_note(summary: Mapping[str, Any]) -> str:
+    """Return which verdict a judge gives nearly always; empty if none."""
+    for label, of in summary["slot_bias"].items():
+        if of["chosen"] > _CONSTANT and of["best"] < of["chosen"] - _UNLIKE:
+            constant = f"{of['chosen']:.0%} of its verdicts are {label}, whatever the responses are"
+            return f"{constant}: that alone would be right in {of['best']:.0%} of them"
+    return ""
 
 
 def faulty_note(summary: Mapping[str, Any]) -> str:

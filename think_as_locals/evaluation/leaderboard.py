@@ -252,12 +252,13 @@ def _title(board: Mapping[str, Any]) -> str:
 
 
 def _notes(board: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a board: missing cells, rows with faults, training items, and items that are too long."""
+    """Return warnings about a board: missing cells, faulty rows, training items, too long ones, constant verdicts."""
     faulty = dict.fromkeys(map(carb.faulty_note, board["models"]))
     notes = [f"Warning: {warning}" for warning in [macro_warning(board["macro"]), *faulty] if warning]
     for model in board["models"]:
         notes += [f"† {model['name']}: {note}" for note in [carb.trained_on_note(model)] if note]
         notes += [f"{model['name']}: {too_long_note(how, ids)}" for how, ids in model["too_long"].items() if ids]
+        notes += [f"{model['name']}: {note}" for note in [carb.constant_note(model)] if note]
     return notes
 
 

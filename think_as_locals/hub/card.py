@@ -83,6 +83,7 @@ def _result_facts(result: CarbResult, run: TrainedRun) -> dict[str, Any]:
         "summary": summary,
         "sources": result.sources,
         "trained_on": carb.trained_on_note(summary),
+        "constant": carb.constant_note(summary),
         "maybe_seen": summary.get("trained_on") is None
         and not held_out
         and bool({s.source for s in own} & {s.source for s in result.sources}),

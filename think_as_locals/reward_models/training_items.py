@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from think_as_locals.runtime.files import write_text
@@ -44,8 +45,11 @@ def read_training_items(path: str, revision: str | None = None) -> frozenset[str
 
 
 def count_trained_on(items: Iterable[Item], hashes: frozenset[str] | None) -> dict[str, int] | None:
-    """Return `n`, the number of items, and `items`, how many of them a model was trained on; `None` if unknown."""
+    """Return `n`, the number of items, and `items`, how many of them a model was trained on; `None` if unknown.
+
+    An item that had no culture in training is the same with any.
+    """
     if hashes is None:
         return None
-    found = [item_hash(item) in hashes for item in items]
+    found = [not hashes.isdisjoint({item_hash(item), item_hash(replace(item, culture=None))}) for item in items]
     return {"items": sum(found), "n": len(found)}

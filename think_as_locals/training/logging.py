@@ -61,7 +61,8 @@ class CompletionsWriter(TrainerCallback):
             if state.global_step == 1 or state.global_step % self._show_every == 0:
                 shown = {name: cut(" ".join(shorten_repeats(rows[0][name]).split()), _SHOWN) for name in _TEXTS}
                 texts = "".join(f"\n  {name}: {text}" for name, text in shown.items())
-                of = f"  best {rows[0]['best_label']}, reward {rows[0]['reward']}"
+                reward = "none" if rows[0]["reward"] is None else f"{rows[0]['reward']:+.3f}"
+                of = f"  best {rows[0]['best_label']}, reward {reward}"
                 self._console.print(f"step {state.global_step}, one of {len(rows)} completions:{texts}\n{of}")
 
 

@@ -30,7 +30,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3
 def items(draw: st.DrawFn) -> Item:
     responses = tuple(draw(st.lists(texts, min_size=2, max_size=8, unique=True)))
     return Item(
-        **{name: draw(texts) for name in ("id", "prompt", "language", "domain", "group", "source")},
+        **{name: draw(texts) for name in ("id", "prompt", "domain", "group", "source")},
+        language=draw(st.sampled_from(["en", "th", "pt-BR", "zh-Hant", "und"])),
         responses=responses,
         best=draw(st.integers(0, len(responses) - 1)),
         culture=draw(st.sampled_from([None, "TH", "CA-QC", "Quebec", "Arabic-speaking countries", "Ngāpuhi"])),
@@ -68,6 +69,7 @@ def test_items_survive_a_write_read_round_trip(written: list[Item]) -> None:
         *(({"best": best}, "best: ") for best in ("1", True)),
         *(({"prompt": text}, "prompt: ") for text in (" ", "half an emoji \ud83d")),
         ({"culture": False}, "culture: "),
+        ({"language": "xx"}, "language: got 'xx', expected an English name or a BCP-47 tag"),
         ({"responses": ["one"]}, "expected 2 to 8 responses, got 1"),
         ({"responses": ["one", "two", "one"], "best": 0}, "responses must be distinct"),
         ({"turns": [["user", "Another?"]]}, "prompt is not the text of its turns"),
@@ -93,6 +95,10 @@ def test_turns_survive_a_round_trip(tmp_path: Path) -> None:
     jsonl.write([item], tmp_path / "items.jsonl")
     (read,) = jsonl.read(tmp_path / "items.jsonl")
     assert (read, read.turns, len(read.messages)) == (item, turns, 3)
+
+
+def test_language_may_be_an_english_name(tmp_path: Path) -> None:
+    assert [item.language for item in jsonl.read(write_lines(tmp_path, ROW | {"language": "Thai"}))] == ["th"]
 
 
 def test_equal_wrong_responses_are_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from think_as_locals.data.fields import Text
-from think_as_locals.data.languages import culture_fault
+from think_as_locals.data.languages import culture_fault, language_tag
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, valid_items
 from think_as_locals.runtime.files import json_line, write_rows
 from think_as_locals.types import DataError, Item, join_turns
@@ -61,7 +61,9 @@ def items(row: Row, merge: bool = True) -> Iterator[Item | Fault]:
         item = Item(**(_without_repeats(fields) if merge else fields))
     if item.culture and (fault := culture_fault(item.culture)):
         yield Fault("unknown_culture", f"culture {item.culture!r}: {fault}")
-    yield item
+    if (tag := language_tag(item.language)) is None:
+        yield Fault("unknown_language", f"language: got {item.language!r}, expected an English name or a BCP-47 tag")
+    yield item if tag in (None, item.language) else dataclasses.replace(item, language=tag)
 
 
 def _without_repeats(fields: dict[str, Any]) -> dict[str, Any]:
