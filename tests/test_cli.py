@@ -187,6 +187,12 @@ def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, jud
     assert [record["id"] for record in found] == ["mine.jsonl-1", "mine.jsonl-2"]
     done = tal("judge", judge, str(path))
     assert (done.status, "mine.jsonl:1: culture: Field required" in done.err) == (2, True)
+    table = tmp_path / "mine.csv"
+    table.write_text("prompt,response_a,response_b,culture\nGreeting?,A bow.,A wai.,\nFarewell?,A bow.,A wai.,JP\n")
+    in_columns = [{**record, "id": ""} for record in records(tal, judge, str(table))]
+    cultures = zip(rows, (None, "JP"), strict=True)
+    path.write_text("".join(json.dumps(row | {"culture": culture}) + "\n" for row, culture in cultures))
+    assert in_columns == [{**record, "id": ""} for record in records(tal, judge, str(path))]
 
 
 def test_judge_reads_a_table_with_other_columns_as_training_does(tal: Tal, judge: str, tmp_path: Path) -> None:

@@ -125,9 +125,11 @@ def _items(arguments: Namespace) -> list[Item]:
 def _in_training_format(path: str) -> bool:
     """Return whether rows say which response is the best, instead of `responses` to judge."""
     from think_as_locals.data.rows import read_rows
+    from think_as_locals.data.sources import jsonl
 
     first = None if Path(path).is_fifo() else next(read_rows(path)).value  # a pipe can be read only once
-    return isinstance(first, Mapping) and "responses" not in first
+    only_judged = {*jsonl.IN_COLUMNS, "id", "prompt", "culture", "language"}
+    return isinstance(first, Mapping) and "responses" not in first and not only_judged.issuperset(first)
 
 
 @contextmanager

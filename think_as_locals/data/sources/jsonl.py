@@ -15,10 +15,13 @@ from think_as_locals.data.fields import Text
 from think_as_locals.data.languages import culture_fault, language_tag
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, valid_items
 from think_as_locals.runtime.files import json_line, write_rows
-from think_as_locals.types import DataError, Item, join_turns
+from think_as_locals.types import LABELS, DataError, Item, join_turns
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
 """The columns by which rows are recognised."""
+
+IN_COLUMNS = tuple(f"response_{letter}" for letter in LABELS.lower())
+"""Columns of the responses of rows that are only judged, if there is no column `responses`."""
 
 PLACEHOLDERS: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": "any"}
 """Values for the fields of an item that no reward model sees, for rows that are only judged."""
@@ -77,9 +80,11 @@ def _without_repeats(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def query_items(row: Row, defaults: Mapping[str, Any]) -> Iterator[Item | Fault]:
-    """Yield the item of a row to be judged: only prompt, responses and culture are required."""
+    """Yield the item of a row to be judged: only prompt, responses (or `response_a`, ...) and culture are required."""
     if isinstance(row.value, Mapping):
         given = {name: value for name, value in row.value.items() if value is not None or name == "culture"}
+        if "responses" not in given and (texts := [given.pop(name) for name in IN_COLUMNS if name in given]):
+            given["responses"] = texts
         needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **defaults}
         row = row._replace(value=needed | given)
     return items(row, merge=False)
