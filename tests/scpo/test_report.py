@@ -194,6 +194,13 @@ def test_page_shows_only_sections_with_data(
     assert write(tmp_path, held_out(**changes), results=results).source == page.source
 
 
+def test_intervals_name_what_is_resampled(tmp_path: Path) -> None:
+    assert "intervals over people" in write(tmp_path / "cards").text
+    pairs = write(tmp_path / "pairs", overrides=["data=blend_pairs", "data.path=FOLDER"])
+    assert "intervals over question groups" in pairs.text
+    assert summary_of(tmp_path / "pairs")["resampled"] == "question groups"
+
+
 def test_survey_distances_have_n_and_interval(tmp_path: Path) -> None:
     results = [
         variant_result(country, seed, by, scores=scores(by, answers(float(seed), 1.0)))

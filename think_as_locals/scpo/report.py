@@ -60,6 +60,7 @@ def write_report(
     Without results there is nothing but the global RM: only `scpo.json` is written.
     """
     run, mode = RunFolder(folder), config.mode.model_dump()
+    by_source = "people" if config.data.source in ("prism", "opinion_cards") else "question groups"
     summary = {
         "dataset": config.data.title,
         "model": config.model.path or "randomly initialised",
@@ -72,7 +73,7 @@ def write_report(
         "n": len(held_out.items),
         "left_out": held_out.left_out,
         "faulty_rows": held_out.faulty,
-        "resampled": "questions of the survey" if held_out.questions else "people" if results else "question groups",
+        "resampled": "questions of the survey" if held_out.questions else by_source,
         "minority_share": len(held_out.minority) / len(held_out.items),
         "max_accuracy_drop": MAX_ACCURACY_DROP,
         **summarise(held_out, global_scores, results),
