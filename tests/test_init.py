@@ -131,6 +131,7 @@ def test_init_guesses_columns_by_their_names(tal: Tal, row: dict[str, Any], colu
     assert "1 rows = 1 imported (1 items)" in tal("data", "validate", str(write(Path("mine.csv"), [row]))).out
     read_as = tal("data", "validate", "mine.jsonl").out.splitlines()[0]
     assert shlex.split(read_as)[2] == "data=rows"
+    assert tal("data", "validate", "mine.jsonl", *shlex.split(read_as)[2:]).out.splitlines()[0] == read_as
     with pytest.raises(DataError, match=re.escape(f"The rows look like {read_as.removeprefix('read as ')}, got")):
         read(load_data_config(["data=rows", "data.path=mine.jsonl"]).data)
 

@@ -93,8 +93,10 @@ def recognised(path: str, overrides: Sequence[str]) -> list[str]:
     """Return how to read rows: as overrides say, or as their columns look."""
     from think_as_locals.data.sources import recognise
 
-    given = any(each.startswith(("data=", "data.columns=")) for each in overrides)
-    return [*(["data=rows"] if given else recognise(path)), *overrides]
+    if any(each.startswith("data=") for each in overrides):
+        return [*overrides]
+    in_columns = any(each.startswith("data.columns=") for each in overrides)
+    return [*(["data=rows"] if in_columns else recognise(path)), *overrides]
 
 
 def rows_config(path: str, overrides: Sequence[str]) -> ItemsConfig:
