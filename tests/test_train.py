@@ -183,7 +183,9 @@ def test_run_on_a_data_mix_evaluates_every_named_set(tmp_path: Path, capsys: pyt
     last = next(line for line in lines if "reward" in line)
     assert {f"eval/{name}/accuracy" for name in summaries} < set(last)
     assert sum(value for key, value in last.items() if re.fullmatch("source/(cards|mine)/share", key)) == 1
-    assert "CARB" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "CARB" not in out
+    assert re.findall(r"^(\w+): [\d.]+% \[.*\] on n=\d+, in format", out, re.MULTILINE) == run.evaluated_sets()
     page = run.report.read_text()
     assert all(f">{name}</th>" in page for name in summaries)
 

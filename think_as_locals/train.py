@@ -115,6 +115,9 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
             if not folder.examples.is_file():
                 jsonl.write(select(data.sets[TEST].items, _EXAMPLES), folder.examples)
             report, best = write_report(folder.path), carb.best_step(folder)
+            for name in folder.evaluated_sets():
+                for path in [*folder.evaluated_steps(name).values()][-1:]:
+                    print_result(*carb.lines(name, carb.read(path)))
             print_result(f"model       {folder.model}\nreport      {report}\njudgements  {folder.carb_dir}")
             if best is not None and best < max(folder.evaluated_steps()):
                 where = folder.checkpoints / f"step-{best}" if best else "the model before GRPO"

@@ -155,7 +155,7 @@ def _measured(
                 "n": str(part["n"]),
                 "step 0, %": figure(earlier) if earlier else "",
                 "accuracy, %": figure(part),
-                "change": f"{100 * (part['accuracy'] - earlier['accuracy']):+.1f}" if earlier else "",
+                "change": f"{100 * part['accuracy'] - 100 * earlier['accuracy']:+.1f}" if earlier else "",
                 "in format, %": figure(part["in_format"], "share") if "in_format" in part else "",
                 "method": tables.METHODS.get(part["ci_method"], part["ci_method"]),
             }
