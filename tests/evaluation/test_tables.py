@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from pandas import DataFrame
 from rich.console import Console
 
 from think_as_locals.evaluation.tables import escape_markdown, figure, html, markdown, on_terminal, p_value
+from think_as_locals.runtime.terminal import Terminal
 
 EVIL = "<b>|[red]*x*\x1b[2J\u202e"
 PART = {"n": 40, "accuracy": 0.5, "ci95": [0.25, 0.75], "ci_method": "wilson"}
@@ -42,3 +45,11 @@ def test_untrusted_text_is_escaped_in_every_form() -> None:
 def test_escape_markdown_prevents_autolinks() -> None:
     text = escape_markdown("https://evil.example WWW.evil.example me@evil.example Qwen2.5:7B")
     assert text == r"https\://evil.example WWW\.evil.example me\@evil.example Qwen2.5:7B"
+
+
+def test_tables_in_files_and_pipes_are_wide_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert Terminal().width == 160
+    monkeypatch.setenv("COLUMNS", "90")
+    assert Terminal().width == 90
