@@ -83,7 +83,7 @@ def test_readme_walkthrough_of_tal_init_runs(monkeypatch: pytest.MonkeyPatch, ta
     assert all(map(is_pushed_path, pushed))
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])
 def test_init_inspects_rows_of_a_file(tmp_path: Path, tal: Tal, suffix: str) -> None:
     write(Path(f"my rows: 'é'{suffix}"), PAIRS)
     done = tal("init", "mine", "--from", f"my rows: 'é'{suffix}")

@@ -278,6 +278,7 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
     (GRPO,): [
         (["trainer=cold_start_grpo"], "sft: trainer=cold_start_grpo is for random weights"),
         (["sft.data=x"], "sft: not all of its keys are set"),
+        (["sft.max_steps=10"], "sft: not all of its keys are set"),
         (["model.scratch.hidden_size=64"], "model.scratch: not all of its keys are set"),
         (["trainer=demonstrated_grpo", "sft.max_steps=0"], "sft.max_steps: got 0"),
         (["sample.task=prompts"], "sample: no such key"),
@@ -304,6 +305,9 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         ({"lora.target_modules": names}, "lora.target_modules: ") for names in (["lm_head"], ".*(q_proj|head)", "*")
     ],
     (QUICKSTART,): [
+        (["model=qwen2_5_7b"], "sft: trainer=cold_start_grpo is for random weights"),
+        (["sft.data=x", "sft.max_steps=0"], "sft.max_steps: got 0"),
+        (["rollout=vllm_colocate", "rollout.ahead=1"], "rollout.ahead: got 1"),
         ({"sft.max_steps": -1}, "sft.max_steps: got -1"),
         ({"sft": None}, "sft: a randomly initialised model needs trainer=cold_start_grpo"),
         ({"sft.biased_wrong": 0.6, "sft.biased_right": 0.6}, "sft.biased_right: "),
@@ -389,6 +393,7 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
     (SCPO, "lora=rank16"): [({"lora.lora_dropout": 0.1}, "lora.lora_dropout: mode=corrected turns all dropout off")],
     (PRISM,): [
         ({"scpo.variants": [], "scpo.keep_models": []}, "global_rm: without variants it takes global_rm=pooled"),
+        (["global_rm.learning_rate=0.1"], "global_rm: not all of its keys are set"),
         (["lora.r=4"], "lora: not all of its keys are set: choose an option of conf/ that sets them"),
         (["data=mix", "data.mix.cards=culture_cards"], "data.source: got 'mix', expected 'culture_cards'"),
     ],

@@ -208,7 +208,7 @@ def test_interval_of_a_single_group_is_wilson(right: int, n: int, low: float, hi
 
 
 @pytest.mark.parametrize(
-    ("groups", "method"), [(1, "wilson"), (2, "cluster_wilson"), (49, "cluster_wilson"), (50, "cluster_bootstrap")]
+    ("groups", "method"), [(1, "wilson"), *((n, "cluster_wilson") for n in (2, 3, 8, 49)), (50, "cluster_bootstrap")]
 )
 def test_number_of_groups_chooses_the_method_of_which_the_bootstrap_alone_has_a_seed(groups: int, method: str) -> None:
     labels = [str(i % groups) for i in range(60)]

@@ -9,11 +9,13 @@ from pathlib import Path
 from traceback import walk_tb
 
 from think_as_locals.runtime.files import file_fault
+from think_as_locals.runtime.processes import time_limit
 from think_as_locals.types import ModelError, ThinkAsLocalsError, cut
 
 _CONFIG = "config.json"
 _AGAIN = "save the model or download it again"
 _TIMEOUT = 5.0  # seconds for the Hub to answer
+_LOAD_S = 3600.0  # for all of a model, with its download
 # Of transformers and PEFT; ours.
 _LOADERS = ("from_pretrained", "get_config_dict", "architecture", "load_published")
 
@@ -82,7 +84,8 @@ def reading_model(path: str) -> Iterator[None]:
     Whatever comes out of a `from_pretrained` is about the model; other errors, of disks and of memory, pass unchanged.
     """
     try:
-        yield
+        with time_limit(_LOAD_S):
+            yield
     except (ThinkAsLocalsError, MemoryError):
         raise
     except Exception as error:

@@ -94,6 +94,7 @@ def responses(items: list[Item], culture: str | None = None) -> set[str]:
 @pytest.mark.parametrize(
     ("british", "best"),
     [
+        ({"toast": 1}, None),
         ({"toast": 2}, None),
         ({"toast": 3}, "toast"),
         ({"toast": 4, "cereal": 2}, "toast"),

@@ -119,6 +119,7 @@ def test_valid_row_becomes_an_item(
         ("ab", {"winner": None}, ["missing"]),
         ("m_rewardbench", {"rejected": None}, ["missing"]),
         ("crisp_rm", {"generic": "With a wai."}, ["invalid_item"]),
+        ("crisp_rm", {"scenario": "At work.", "question": None}, ["missing"]),
         *(("include", {"answer": value}, ["unknown_label"]) for value in (4, 1.5, "E")),
         ("include", {"option_d": "a", "answer": 0}, ["invalid_item"]),
         ("helpsteer3", {"overall_preference": 0}, ["tie"]),

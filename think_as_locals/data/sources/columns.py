@@ -52,7 +52,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 """The usual columns of each field. Of several, the first that a row has is read, but all responses."""
 _JOINED = {"prompt": "\n\n", "group": "/", "id": "/"}
-"""Fields whose several columns are joined; for a group and an id a row must have the last of them."""
+"""Fields whose several columns are joined, if a row has the last of them that is not Alpaca's `input`."""
 UNREAD = frozenset({"chosen_model", "rejected_model", "model_a", "model_b"})
 """Columns that are left out on purpose."""
 _TEXT = "(response|answer|output|completion|reply|candidate|conversation|ref)"
@@ -199,7 +199,8 @@ class Columns:
         for field, names in self.names.items():
             found = [row[name] for name in names if row.get(name) is not None]
             found = [as_turns(each) for each in found] if field == "prompt" else found
-            if not found or (field in ("group", "id") and row.get(names[-1]) is None):
+            needed = [name for name in names if name.casefold() != "input"] or names
+            if not found or (field in _JOINED and row.get(needed[-1]) is None):
                 continue
             if field == "responses" and len(found) > 1:  # a label names a column, whichever others are empty
                 values["letters"] = "".join(x for n, x in zip(names, _LETTERS, strict=False) if row.get(n) is not None)
