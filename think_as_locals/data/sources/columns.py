@@ -30,6 +30,7 @@ from think_as_locals.data.fields import (
     question_group,
 )
 from think_as_locals.data.rows import Fault, Row, faults_of, unpack
+from think_as_locals.data.sources.jsonl import IN_COLUMNS
 from think_as_locals.types import LABELS, Item, join_turns, shown
 
 _LETTERS = LABELS.lower()
@@ -42,7 +43,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt",),
     "chosen": ("chosen",),
     "rejected": ("rejected",),
-    "responses": (*(f"response_{letter}" for letter in _LETTERS), "responses"),
+    "responses": (*IN_COLUMNS, "responses"),
     "best": ("best", "preference", "winner", "preferred", "label"),
     "culture": ("culture", "country"),
     "language": ("language",),

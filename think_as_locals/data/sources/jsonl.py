@@ -21,7 +21,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Item) if field.default
 """The columns by which rows are recognised."""
 
 IN_COLUMNS = tuple(f"response_{letter}" for letter in LABELS.lower())
-"""Columns of the responses of rows that are only judged, if there is no column `responses`."""
+"""The usual columns of responses, if each has its own."""
 
 PLACEHOLDERS: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": "any"}
 """Values for the fields of an item that no reward model sees, for rows that are only judged."""
