@@ -60,9 +60,12 @@ def test_run_errors_give_an_exit_status_and_a_one_line_message(
         raise fault
 
     monkeypatch.setattr("think_as_locals.run.start", ends)
-    monkeypatch.setenv("TAL_STOPPED", str(tmp_path / "stopped"))
+    stopped = tmp_path / "stopped"
+    stopped.write_text(other_rank := "what another rank has written, which must not be gone for a moment")
+    monkeypatch.setenv("TAL_STOPPED", str(stopped))
     done = tal("run", "recipes/quickstart.yaml")
     assert done.status == status
     assert expected in done.err
     assert done.err.count("\n") == 1
-    assert (tmp_path / "stopped").is_file() == (status == 75)
+    mine = "mine was asked to stop\n" if status == 75 else ""
+    assert stopped.read_text() == mine + other_rank[len(mine) :]

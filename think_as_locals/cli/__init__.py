@@ -84,7 +84,9 @@ def _status_and_message(error: BaseException) -> tuple[int, str | None]:
     """Return the exit status and the message of an error; no message if it is a bug."""
     if isinstance(error, RunStoppedError):
         if file := os.environ.get("TAL_STOPPED"):  # for launch/node.sh: accelerate returns 1 for any status
-            Path(file).write_text(f"{error}\n", encoding="utf-8")
+            # Not emptied first: the launcher ends the other ranks, which are just writing the same.
+            with Path(file).open("r+", encoding="utf-8") as stopped:
+                stopped.write(f"{error}\n")
         return _STOPPED_STATUS, str(error)
     if isinstance(error, ThinkAsLocalsError):
         return 2, str(error)
