@@ -212,7 +212,7 @@ def test_read_errors_name_the_file(evaluation: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"good\.parquet: not a table"):
         read_entries([evaluation])
     (evaluation / "carb/good.json").write_text("{}")
-    with pytest.raises(DataError, match=r"good\.json: not a CARB file: dataset: Field required"):
+    with pytest.raises(DataError, match=r"good\.json: not a CARB file: it lacks dataset"):
         read_entries([evaluation])
 
 

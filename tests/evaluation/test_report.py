@@ -164,7 +164,7 @@ def test_run_without_measurements_raises(tmp_path: Path) -> None:
 
 def test_damaged_file_error_names_the_file(run: Path) -> None:
     (run / "carb/step-10.json").write_text('{"step": 10}')
-    with pytest.raises(DataError, match=r"step-10\.json: not a CARB file: dataset: Field required"):
+    with pytest.raises(DataError, match=r"step-10\.json: not a CARB file: it lacks dataset"):
         write_report(run)
     (run / "carb/step-10.json").unlink()
     (run / "carb/step-20.parquet").write_text("not parquet")
