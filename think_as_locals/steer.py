@@ -198,10 +198,9 @@ class ScpoRun:
             rm.model.train()
         requests = response_requests(prepared.held_out.items, prepared.held_out.questions)
         scores = self._score(rm, requests, folder, spec.name)
-        bins = torch.histc(torch.tensor(weights).clamp(max=1), bins=10, min=0, max=1).int().tolist()
-        result = VariantResult(
-            spec=spec, available=available, kept=len(weights), steps=steps, weights=tuple(bins), scores=scores
-        )
+        mean_weight = sum(weights) / max(1, len(weights))
+        counts = {"available": available, "kept": len(weights), "steps": steps}
+        result = VariantResult(spec=spec, **counts, mean_weight=mean_weight, scores=scores)
         if PartialState().is_main_process:
             write_result(folder.path, result)
         PartialState().wait_for_everyone()

@@ -74,7 +74,7 @@ def steered_run(
         hours=1.5,
         device="cpu",
         parameters=3_500_000,
-        result=VariantResult(spec=VariantSpec(**spec), available=720, kept=478, steps=3, weights=(), scores={}),
+        result=VariantResult(spec=VariantSpec(**spec), available=720, kept=478, steps=3, mean_weight=0.5, scores={}),
         figures={**known, "rows": [{**GLOBAL, "distance": distance(0.4)}, {**THAI, **known}]},
     )
 

@@ -61,7 +61,7 @@ def scores(margins: Mapping[str, float], more: Mapping[str, float] | None = None
 
 def variant_result(country: str, seed: int, margins: Mapping[str, float], **changes: Any) -> VariantResult:
     spec = {"country": country, "variant": "scpo", "seed": seed}
-    record: dict[str, Any] = {"available": 10, "kept": 4, "steps": 6, "weights": (1, 0, 3), "scores": scores(margins)}
+    record: dict[str, Any] = {"available": 10, "kept": 4, "steps": 6, "mean_weight": 0.5, "scores": scores(margins)}
     spec |= {name: changes.pop(name) for name in ("variant", "num_pairs") if name in changes}
     return VariantResult(spec=VariantSpec(**spec), **record | changes)
 

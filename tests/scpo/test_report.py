@@ -58,7 +58,7 @@ def make_run(
         if count is None or variant in ("full", "scpo"):
             turned = {name: -by if rng.random() < (0.5 if by < 0 else 0.05) else by for name, by in before.items()}
             pairs = count or 900
-            record = {"available": pairs, "kept": pairs // 3, "weights": tuple(rng.sample(range(40), 10))}
+            record = {"available": pairs, "kept": pairs // 3, "mean_weight": rng.random()}
             results.append(variant_result(country, seed, turned, variant=variant, num_pairs=count, **record))
     minority = frozenset(i.id for n, i in enumerate(items) if n % 3 == 0 or n % 7 == 0)
     known = held_out(items=items, minority=minority, disagreed=frozenset(i.id for i in items[::3]))
@@ -180,7 +180,7 @@ NOWHERE = "helps in 0 of 2 countries: in no country does accuracy on the minorit
         ({}, RESULTS, ["Thailand (TH) yes +50.0, n 1"], ["by the number of pairs", "left out"]),
         (NO_MINORITY, RESULTS, ["no test pair counts as a minority's view"], ["further right"]),
         ({"left_out": 17}, RESULTS, ["17 training and test pairs are left out"], []),
-        ({}, AS_FULL, ["Full fine-tuning helps in"], ["The weights of pairs in training"]),
+        ({}, AS_FULL, ["Full fine-tuning helps in"], []),
         ({}, WORSE, [NOWHERE, "Thailand (TH) no"], []),
     ],
     ids=["by hand", "no minority", "pairs left out", "without SCPO", "it helps nowhere"],

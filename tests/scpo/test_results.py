@@ -90,22 +90,21 @@ def test_ties_and_countries_without_kept_pairs_gain_nothing() -> None:
     assert figures(row(found, "CL")["overall"]) == pytest.approx((3, 2 / 3, 2 / 3 - 1 / 3))
     assert figures(row(found, "TH")["others"]) == pytest.approx((3, 1 / 3, 0))
     assert row(found, "CL", "global")["minority"]["accuracy"] == 0
-    results = [
-        variant_result(country, 0, BEFORE, available=0, kept=0, steps=0, weights=(0, 0, 0)) for country in ("CL", "TH")
-    ]
+    nothing = {"available": 0, "kept": 0, "steps": 0, "mean_weight": 0.0}
+    results = [variant_result(country, 0, BEFORE, **nothing) for country in ("CL", "TH")]
     found = summarise(held_out(), scores(BEFORE), results)
-    assert mean(found)["training"] == {"pairs": 0, "kept": 0, "steps": 0, "weights": [0, 0, 0]}
+    assert mean(found)["training"] == {"pairs": 0, "kept": 0, "steps": 0, "weight": 0}
     assert mean(found)["overall"]["gain"]["mean"] == 0
 
 
 def test_training_figures_are_aggregated_over_countries() -> None:
     results = [
-        variant_result("CL", 0, STEERED["CL", 0], available=10, kept=5, steps=4, weights=(1, 2, 2)),
-        variant_result("TH", 0, STEERED["TH", 0], available=30, kept=5, steps=2, weights=(0, 1, 4)),
+        variant_result("CL", 0, STEERED["CL", 0], available=10, kept=5, steps=4, mean_weight=0.5),
+        variant_result("TH", 0, STEERED["TH", 0], available=30, kept=15, steps=2, mean_weight=0.9),
     ]
     found = summarise(held_out(), scores(BEFORE), results)
-    assert mean(found)["training"] == {"pairs": 20, "kept": 10 / 40, "steps": 3, "weights": [1, 3, 6]}
-    assert row(found, "TH")["training"] == {"pairs": 30, "kept": 5 / 30, "steps": 2, "weights": [0, 1, 4]}
+    assert mean(found)["training"] == {"pairs": 20, "kept": 20 / 40, "steps": 3, "weight": pytest.approx(0.8)}
+    assert row(found, "TH")["training"] == {"pairs": 30, "kept": 15 / 30, "steps": 2, "weight": 0.9}
 
 
 def test_fewer_pair_trainings_get_own_rows_and_do_not_count_as_helped() -> None:
@@ -263,7 +262,7 @@ RESULT = VariantResult(
     available=200,
     kept=81,
     steps=31,
-    weights=(0, 3, 9, 0, 0, 0, 11, 2, 6, 50),
+    mean_weight=1 / 3,
     scores={"a" * 32: 0.1, "b" * 32: -1e4, "c" * 32: 1 / 3},
 )
 

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.evaluation import tables
-from think_as_locals.evaluation.pages import BLUE, draw, intervals_plot, page_style, read_settings, svg, templates
+from think_as_locals.evaluation.pages import intervals_plot, read_settings, templates
 from think_as_locals.evaluation.tables import escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json, write_json, write_text
@@ -104,7 +104,6 @@ def write_report(
             efficiency=_accuracies([row for row in (*whole, *fewer) if row["variant"] in ("full", "scpo")], _variant)
             if fewer
             else "",
-            weights=_weights([row for row in whole if row["training"] and row["variant"] in ("weight", "scpo")]),
             parts=_PAIRS,
             settings=read_settings(folder),
         )
@@ -203,6 +202,7 @@ def _training(rows: Sequence[dict[str, Any]], improved: dict[str, Any]) -> DataF
         for heading, key in counted.items():
             line[heading] = f"{counts[key]} of {counts['countries']}" if counts else ""
         line |= {"pairs of a country": f"{training['pairs']:.0f}", "kept": f"{100 * training['kept']:.1f} %"}
+        line["mean weight"] = f"{training['weight']:.2f}"
         line |= {"steps": f"{training['steps']:.0f}", "seeds": str(row["seeds"]["n"])}
         for heading, part in (("spread: minority", "minority"), ("spread: all pairs", "overall")):
             line[heading] = "–" if (value := row["seeds"][part]) is None else f"{100 * value:.1f}"
@@ -251,19 +251,3 @@ def _accuracies(rows: Sequence[dict[str, Any]], name: Callable[[dict[str, Any]],
     ]
     axis = (0.0, "mean", "gain over the global RM, points", None) if part else ()
     return intervals_plot(estimates, *axis) if estimates else Markup()
-
-
-@page_style()
-def _weights(rows: Sequence[dict[str, Any]]) -> Markup:
-    """Return how many training pairs have which weight, a plot for each variant."""
-    if not rows:
-        return Markup()
-    plot, axes = draw(1.8 * len(rows), len(rows))
-    for each, row in zip(axes, rows, strict=True):
-        counts = row["training"]["weights"]
-        each.bar([(i + 0.5) / len(counts) for i in range(len(counts))], counts, 0.9 / len(counts), color=BLUE)
-        each.set_title(
-            f"{VARIANT_NAMES[row['variant']]}: {sum(counts):,} training pairs", loc="left", fontsize="medium"
-        )
-    axes[-1].set_xlabel("weight of a pair")
-    return svg(plot)

@@ -151,7 +151,7 @@ class VariantResult:
     available: int  # pairs available to it
     kept: int  # pairs that it was trained on
     steps: int  # optimizer steps
-    weights: tuple[int, ...]  # of the kept pairs: counts in ten bins from 0 to 1, weights above 1 in the last
+    mean_weight: float  # of the kept pairs; 0 without any
     scores: Scores  # of every test response
 
 
@@ -171,8 +171,7 @@ def read_result(folder: Path) -> VariantResult | None:
         return None
     record = read_json(files.record)
     scores = {row["response"]: row["score"] for row in read_parquet(files.record_scores)}
-    spec, weights = VariantSpec(**record.pop("spec")), tuple(record.pop("weights"))
-    return VariantResult(spec=spec, weights=weights, scores=scores, **record)
+    return VariantResult(spec=VariantSpec(**record.pop("spec")), scores=scores, **record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,5 +330,5 @@ def _training(results: Sequence[VariantResult]) -> dict[str, Any]:
         "pairs": available / len(results),
         "kept": kept / available if available else 0.0,
         "steps": statistics.fmean(result.steps for result in results),
-        "weights": [sum(counts) for counts in zip(*(result.weights for result in results), strict=True)],
+        "weight": sum(result.mean_weight * result.kept for result in results) / kept if kept else 0.0,
     }
