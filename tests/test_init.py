@@ -136,6 +136,34 @@ def test_init_guesses_columns_by_their_names(tal: Tal, row: dict[str, Any], colu
         read(load_data_config(["data=rows", "data.path=mine.jsonl"]).data)
 
 
+@pytest.mark.parametrize(
+    ("row", "given", "columns"),
+    [
+        ({"question": "?", "answer_a": "a", "answer_b": "b", "label": "a", "land": "TH"},
+         "{culture: land}", {"prompt": ["question"], "responses": ["answer_a", "answer_b"], "best": ["label"]}),
+        ({"question": "?", "gut": "a", "schlecht": "b", "label": "x", "land": "TH", "topic": "food"},
+         "{chosen: gut, rejected: [schlecht], culture: land, domain: topic}",
+         {"prompt": ["question"], "chosen": ["gut"], "rejected": ["schlecht"], "domain": ["topic"]}),
+        ({"question": "?", "chosen": 3, "rejected": 4, "one": "a", "two": "b", "winner": "one", "land": "TH"},
+         "{responses: [one, two], culture: land}",
+         {"prompt": ["question"], "responses": ["one", "two"], "best": ["winner"]}),
+    ],
+    ids=["all but one", "the needed ones", "responses beside pairs"],
+)  # fmt: skip
+def test_columns_that_are_not_given_are_guessed(
+    tal: Tal, row: dict[str, Any], given: str, columns: dict[str, list[str]]
+) -> None:
+    write(Path("mine.jsonl"), [row])
+    done = tal("init", "mine", "--from", "mine.jsonl", f"data.columns={given}")
+    assert "1 rows = 1 imported (1 items)" in done.out, done.err
+    data = load_recipe("mine/judge.yaml").data
+    assert data.columns == {**columns, "culture": ["land"]}
+    assert [(item.prompt, item.responses, item.culture) for item in read(data)] == [("?", ("a", "b"), "TH")]
+    read_as = done.out.splitlines()[0].partition("read as ")[2]
+    checked = tal("data", "validate", "mine.jsonl", f"data.columns={given}").out
+    assert checked.splitlines()[0] == f"read as {read_as}"
+
+
 def test_init_says_which_rows_are_not_imported(tal: Tal) -> None:
     write(Path("mine.jsonl"), [*PAIRS, *(pair | {"culture": "Thialand"} for pair in PAIRS[:2])])
     lost = r"\n  2 rows are not imported, such as \S*mine\.jsonl:6: error: unknown_culture: .*did you mean 'TH'"

@@ -90,13 +90,17 @@ def _validate(arguments: Namespace) -> None:
 
 
 def recognised(path: str, overrides: Sequence[str]) -> list[str]:
-    """Return how to read rows: as overrides say, or as their columns look."""
+    """Return how to read rows: as overrides say, or as their columns look, of which some may be given."""
+    from think_as_locals.config.compose import read_override
     from think_as_locals.data.sources import recognise
 
     if any(each.startswith("data=") for each in overrides):
         return [*overrides]
-    in_columns = any(each.startswith("data.columns=") for each in overrides)
-    return [*(["data=rows"] if in_columns else recognise(path)), *overrides]
+    given = [each for each in overrides if each.startswith("data.columns=")]
+    known: Any = read_override(given[-1]).value() if given else None
+    found = recognise(path, known if isinstance(known, dict) else None)
+    replaced = given if found[1:] else []  # by a guess that holds what is given
+    return [*found, *(each for each in overrides if each not in replaced)]
 
 
 def rows_config(path: str, overrides: Sequence[str]) -> ItemsConfig:

@@ -153,11 +153,11 @@ def row_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
     return outcomes(data, seed)
 
 
-def recognise(path: str) -> list[str]:
+def recognise(path: str, known: Mapping[str, str | list[str]] | None = None) -> list[str]:
     """Return the overrides that read rows, recognised by their columns: `data=` the source that reads the most of them.
 
-    Where no source knows the columns, they are those of `data=rows` if their names look like it, and `data.columns`
-    says which are what.
+    Where no source knows the columns, or some are `known`, they are those of `data=rows` if their names look like it,
+    and `data.columns` says which are what.
     """
     folder = Path(path).expanduser()
     if folder.is_fifo():
@@ -169,6 +169,8 @@ def recognise(path: str) -> list[str]:
         rows = list(islice(read_rows(path), _SAMPLE))
     given = [set(row.value) for row in rows if isinstance(row.value, Mapping)]
     columns = next((list(row.value) for row in rows if isinstance(row.value, Mapping)), None)
+    if known:
+        return ["data=rows", *filter(None, [guess_columns(columns or (), known)])]
     if columns is None:
         got = rows[0].fault.detail if rows[0].fault else f"got {type(rows[0].value).__name__}"
         unnamed = "" if folder.suffix else "; a file named without .csv or the like is read as lines of JSON"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -217,24 +218,25 @@ class Columns:
         return values
 
 
-def guess_columns(names: Iterable[str]) -> str | None:
-    """Return `data.columns` for rows by what the names of their columns look like; `None` if some look like nothing.
+def guess_columns(names: Iterable[str], given: Mapping[str, str | list[str]] = MappingProxyType({})) -> str | None:
+    """Return `data.columns` as given, others by what their names look like; `None` if needed ones look like nothing.
 
     >>> guess_columns(["pair_id", "question", "response_A", "response_B", "label"])
     'data.columns={prompt: ["question"], responses: ["response_A", "response_B"], best: ["label"]}'
     """
     words = {name: re.sub(r"(?<=[a-z])(?=[A-Z0-9])|[^a-zA-Z0-9]+", "_", name).casefold() for name in names}
     found = {field: [name for name in words if re.fullmatch(look, words[name])] for field, look in _LOOK.items()}
+    found |= {field: list(columns) for field, columns in _as_tuples(given).items()}
     if not found["prompt"] and "conversation" not in " ".join(words.values()):
         return None
-    if found["chosen"] and found["rejected"]:
+    if found["chosen"] and found["rejected"] and given.keys().isdisjoint(("responses", "best")):
         found["responses"] = found["best"] = []
     elif len(found["responses"]) > 1 and found["best"]:
         found["chosen"] = found["rejected"] = []
     else:
         return None
     is_alpaca = [words[name] for name in found["prompt"][:2]] == ["instruction", "input"]
-    several = {"responses": len(LABELS), "prompt": 1 + is_alpaca}
+    several = {"responses": len(LABELS), "prompt": 1 + is_alpaca, **dict.fromkeys(given)}
     chosen = {field: ", ".join(map(quoted, columns[: several.get(field, 1)])) for field, columns in found.items()}
     return f"data.columns={{{', '.join(f'{field}: [{columns}]' for field, columns in chosen.items() if columns)}}}"
 
