@@ -300,6 +300,7 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         ({"eval.sets.carb.orders": 3}, "eval.sets.carb.orders: got 3, expected at most 2"),
         ({"eval.sets.carb.items": "validation", "eval.sets.carb.data.validation_share": None}, "eval.sets.carb.items:"),
         ({"eval.sets.carb.data.max_prompt_tokens": 9}, "eval.sets.carb.data.max_prompt_tokens: got 9"),
+        ({"eval.sets.carb.data.shuffle_labels": True}, "eval.sets.carb.data.shuffle_labels: a control for training"),
     ],
     (GRPO, "lora=rank16"): [
         ({"lora.target_modules": names}, "lora.target_modules: ") for names in (["lm_head"], ".*(q_proj|head)", "*")

@@ -160,8 +160,6 @@ class DemonstrationConfig(schema.Recipe):
         yield from schema.side_faults(self.items, self.data)
         if isinstance(self.data, schema.MixSection) and self.data.weights is not None:
             yield "data.weights: only weights training items, and tal demonstrate uses every item once: set it to null"
-        if self.data.shuffle_labels:
-            yield "data.shuffle_labels: a control for training; demonstrations need the true labels: set it to false"
         for key, got, expected in (("protocol", self.teacher.protocol, "listwise"), ("orders", self.teacher.orders, 1)):
             if got != expected:
                 yield f"teacher.{key}: got {got}, expected {expected}, as judges are trained (see both_orders)"

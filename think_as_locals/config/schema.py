@@ -212,18 +212,25 @@ class MixSection(Section):
                 yield f"mix.{name}.shuffle_labels: the labels of a mix are shuffled together: set data.shuffle_labels"
 
 
-def _not_for_training(data: DataSection | MixSection) -> DataSection | MixSection:
+def _not_for_a_judge(data: DataSection | MixSection) -> DataSection | MixSection:
     for part in data.sources.values():
         if (most := part.max_prompt_tokens) is not None:
             raise ValueError(f"max_prompt_tokens: got {most}, which is for a judge's training items: set it to null")
     return data
 
 
+def _not_for_training(data: DataSection | MixSection) -> DataSection | MixSection:
+    if data.shuffle_labels:
+        raise ValueError("shuffle_labels: a control for training, nothing else shuffles labels: set it to false")
+    return _not_for_a_judge(data)
+
+
 AnyData = Annotated[DataSection | MixSection, Field(discriminator="source")]
 """The data of a judge's training."""
+ScpoData = Annotated[DataSection, AfterValidator(_not_for_a_judge)]
 Data = Annotated[DataSection, AfterValidator(_not_for_training)]
 AnyOtherData = Annotated[AnyData, AfterValidator(_not_for_training)]
-"""Data that no judge is trained on."""
+"""Data that nothing is trained on."""
 
 
 def side_faults(side: str, data: DataSection | MixSection) -> Iterator[str]:

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from think_as_locals.config.schema import (
-    Data,
     EvaluationSizeSection,
     LoraSection,
     ModelSection,
     Recipe,
     RunSection,
+    ScpoData,
     Section,
     Seed,
     Share,
@@ -96,7 +96,7 @@ class ScpoSection(GlobalRMSection):
 class ScpoConfig(Recipe):
     run: RunSection
     model: ModelSection
-    data: Data
+    data: ScpoData
     mode: ModeSection
     global_rm: GlobalRMSection | None
     scpo: ScpoSection
