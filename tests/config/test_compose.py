@@ -64,6 +64,8 @@ def test_unknown_option_or_recipe_error_names_the_known_ones(tmp_path: Path) -> 
     unlike = message("nofile.yaml")
     assert ("did you mean" in unlike, "tal_grpo" in unlike) == (False, True)
     assert "no such file" in message(tmp_path / "quickstart.yaml")  # it is not taken from elsewhere
+    (tmp_path / "judge.yaml").touch()
+    assert "judge.yml: no such file; did you mean 'judge.yaml'?" in message(tmp_path / "judge.yml")
 
 
 def test_recipe_inherits_from_a_packaged_recipe(tmp_path: Path) -> None:

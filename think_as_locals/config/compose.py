@@ -79,7 +79,8 @@ def find_recipe(name: str | Path) -> Path:
         if os.path.isfile(candidate):  # noqa: PTH113 - Path.is_file raises for a name that is too long
             return candidate.resolve()
     known = [recipe.stem for recipe in recipes()]
-    near = nearest(path.stem, known) or f"; those that come with the package: {', '.join(known)}"
+    near = nearest(path.stem, known) or nearest(path.name, [each.name for each in path.parent.glob("*.yaml")])
+    near = near or f"; those that come with the package: {', '.join(known)}"
     raise ConfigError(f"{path}: no such file{near} (tal recipes says what each does)")
 
 
