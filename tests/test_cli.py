@@ -188,7 +188,8 @@ def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, jud
     done = tal("judge", judge, str(path))
     assert (done.status, "mine.jsonl:1: culture: Field required" in done.err) == (2, True)
     table = tmp_path / "mine.csv"
-    table.write_text("prompt,response_a,response_b,culture\nGreeting?,A bow.,A wai.,\nFarewell?,A bow.,A wai.,JP\n")
+    head = "prompt,response_a,response_b,country,domain,group,preference"
+    table.write_text(f"{head}\nGreeting?,A bow.,A wai.,,value,g,\nFarewell?,A bow.,A wai.,JP,value,f,\n")
     in_columns = [{**record, "id": ""} for record in records(tal, judge, str(table))]
     cultures = zip(rows, (None, "JP"), strict=True)
     path.write_text("".join(json.dumps(row | {"culture": culture}) + "\n" for row, culture in cultures))

@@ -62,6 +62,12 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def label_log_probs(run: Path) -> list[dict[str, float]]:
+    """Those of each answer of the judge."""
+    _, *lines = (run / "journals" / "mine.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["answer"]["label_log_probs"] for line in lines]
+
+
 def engine_cores(folder: Path) -> set[int]:
     """The vLLM engine cores that run in a folder; what one forks has its name until it starts its own program."""
 
@@ -111,6 +117,7 @@ def test_judge_evaluated_on_its_training_items_is_marked(words: list[str], tmp_p
     mine = [word for word in words if word.startswith(("run", "recipes", "data", "rms.mine", "eval.bootstrap"))]
     done = tal(*mine, f"run.dir={tmp_path}", "run.name=seen", "eval.items=all", "eval.max_items=64")
     assert done.status == 0, done.err
+    assert not any(label_log_probs(tmp_path / "seen"))  # which only scores need
     counted = read(tmp_path / "seen" / "carb" / "mine.json")["trained_on"]
     assert 0 < counted["items"] < counted["n"] == 64
     note = f"trained on {counted['items']} of these 64 items"
@@ -128,6 +135,7 @@ def test_probes_and_selections_are_written(evaluation: Path) -> None:
     assert all(probes["constant"][name]["relative"]["absolute"]["mean"] == 0 for name in ("CC", "RC", "RP"))
     assert probes["random"]["RC"]["relative"]["absolute"]["mean"] > 0
     assert probes["random"]["CC"]["n"] > 0
+    assert any(label_log_probs(evaluation))
     selected = read(evaluation / "selections" / "random.json")
     assert selected["oracle"]["mean"] >= selected["selected"]["mean"]
     lines = (evaluation / "selections" / "mine.jsonl").read_text().splitlines()

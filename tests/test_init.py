@@ -164,6 +164,24 @@ def test_columns_that_are_not_given_are_guessed(
     assert checked.splitlines()[0] == f"read as {read_as}"
 
 
+def test_usual_columns_and_letters_come_before_their_places_in_a_file(tal: Tal) -> None:
+    row = {"context": "c", "question": "title", "prompt": "?", "prompt_id": 4, "group": "g", "label": "rude"}
+    row |= {"answer_b": "b", "answer_a": "a", "preference": "B", "land": "TH"}
+    write(Path("mine.jsonl"), [row])
+    done = tal("init", "mine", "--from", "mine.jsonl", "data.columns={culture: land}")
+    (item,) = read(load_recipe("mine/judge.yaml").data)
+    assert (item.prompt, item.responses, item.best, item.group) == ("?", ("a", "b"), 1, "g"), done.err
+
+
+def test_init_says_that_questions_need_a_group_where_no_row_gives_one(tal: Tal) -> None:
+    for name, given in (("with", {"group": "g"}), ("without", {})):
+        write(
+            Path(f"{name}.jsonl"), [pair | given | {"culture": c} for pair, c in zip(PAIRS, ("TH", "JP"), strict=False)]
+        )
+        out = tal("init", name, "--from", f"{name}.jsonl").out
+        assert ("rows that ask the same about several cultures" in out) == (name == "without")
+
+
 def test_init_says_which_rows_are_not_imported(tal: Tal) -> None:
     write(Path("mine.jsonl"), [*PAIRS, *(pair | {"culture": "Thialand"} for pair in PAIRS[:2])])
     lost = r"\n  2 rows are not imported, such as \S*mine\.jsonl:6: error: unknown_culture: .*did you mean 'TH'"

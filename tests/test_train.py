@@ -38,7 +38,7 @@ from think_as_locals.run import start
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.cold_start import ColdStartTrainer
 from think_as_locals.training.grpo import load_chat
-from think_as_locals.types import ConfigError, DataError, Demonstration, Item, TooLongError
+from think_as_locals.types import ConfigError, DataError, Demonstration, Item, RunStoppedError, TooLongError
 
 pytestmark = pytest.mark.slow
 
@@ -226,6 +226,28 @@ def test_over_long_training_prompts_are_dropped_from_both_stages(tmp_path: Path,
         start(recipe, [*words, "run.name=none", "data.max_prompt_tokens=9"])
     with pytest.raises(ConfigError, match=rf"expected at most the number of training items, {len(short)}:"):
         start(recipe, [*words, "run.name=few", f"grpo.per_device_train_batch_size={8 * len(items)}"])
+
+
+def test_over_long_items_whose_origins_other_rows_tell_are_not_demonstrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain]", "data.sets_per_group=12"]).data
+    items = [replace(item, origins=()) for item in read(cards)]
+    long = "".join(f"{number}. " for number in range(900))
+    items = [replace(i, prompt=long + i.prompt) if n % 3 == 0 else i for n, i in enumerate(items)]
+    jsonl.write(items, tmp_path / "mine.jsonl")
+    shown = list[Demonstration]()
+
+    def trainer(config: Any, sft: Any, model: Any, demonstrations: list[Demonstration], checkpoints: Any) -> None:
+        shown.extend(demonstrations)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "ColdStartTrainer", trainer)
+    words = ["data=jsonl", f"data.path={tmp_path / 'mine.jsonl'}", "data.max_prompt_tokens=400", *SMALL[2:], *QUICK]
+    with pytest.raises(RunStoppedError):
+        start("recipes/quickstart.yaml", [*words, "data.split=pairing", f"run.dir={tmp_path}", "run.name=short"])
+    assert any(each.item.origins for each in shown)
+    assert not any(each.item.prompt.startswith(long) for each in shown)
 
 
 def test_prompt_token_limit_applies_per_source_of_a_mix(small_run: Path, tmp_path: Path) -> None:

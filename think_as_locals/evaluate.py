@@ -181,6 +181,8 @@ class RewardModelEvaluation:
         section, answers = self.config.rms[self.name], self.folder.journal(self.name)
         if faults := reward_model_faults(section, f"rms.{self.name}"):
             raise PreflightError("; ".join(faults))
+        if len(stages) == 1 and isinstance(section, QuerySection):  # verdicts alone, no scores
+            section = section.model_copy(update={"label_log_probs": False})
         with ExitStack() as stack:
             rm = stack.enter_context(closing(load_reward_model(section, self.config.seed)))
             journal = stack.enter_context(Journal(answers, rm.identity))

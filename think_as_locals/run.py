@@ -137,7 +137,8 @@ def load_training(config: RunConfig) -> TrainingData:
 
     data = load_training_data(config, BREAKDOWNS["cell"])
     format_ = prompt_format(config.prompt.template)
-    try_custom_rewards(config.reward.own, config.reward.timeout_s, format_, data.train[0])
+    own = {name: path for name, path in config.reward.own.items() if name in config.reward.weighted()}
+    try_custom_rewards(own, config.reward.timeout_s, format_, data.train[0])
     if config.sft is not None and config.sft.data is not None:
         from think_as_locals.demonstrate import read_demonstrations
 

@@ -151,7 +151,8 @@ def cold_start(
             console.print(f"made a judge of {parameters / 1e6:.2f} M parameters")
         state.wait_for_everyone()
     left_out = over_long(config, model, data, console)
-    fitting = [each for each in demonstrations if each.item not in left_out]
+    untold = {replace(item, origins=()) for item in left_out}  # which others of a question may tell
+    fitting = [each for each in demonstrations if replace(each.item, origins=()) not in untold]
     checkpoints = Checkpoints(folder.cold_start.checkpoints, sft.save_total_limit)
     trainer = ColdStartTrainer(config, sft, model, fitting, checkpoints)
     with tracked(trainer, config, folder, TRACKED_PART), closing(LiveView(console, "cold start")) as view:

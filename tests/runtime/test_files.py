@@ -12,7 +12,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from think_as_locals.runtime.files import append_json, check_writable, explain, file_fault, read_json, write_json
+from think_as_locals.runtime.files import (
+    append_json,
+    check_writable,
+    explain,
+    file_fault,
+    read_json,
+    write_json,
+    write_rows,
+)
 from think_as_locals.types import DataError
 
 
@@ -47,6 +55,16 @@ def test_file_error_names_the_path_and_a_remedy(tmp_path: Path, write: Callable[
     assert fault is not None
     assert message.format(path=tmp_path) in explain(fault)
     assert not list(tmp_path.glob(".*"))
+
+
+def test_new_file_that_cannot_be_flushed_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_rows(tmp_path / "rows.jsonl", [{"a": 1}])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,7 @@ def _write_sample(path: Path) -> None:
 
 def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
     """Return a summary of a file: rows and faults, cultures and languages."""
+    from think_as_locals.data.load import has_own_group
     from think_as_locals.data.validate import item_outcomes, validate
 
     path, outcomes = str(data.path), list(item_outcomes(data))
@@ -188,7 +189,7 @@ def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
         faults += "`language`, or set data.language in the recipe"
     languages = _format_counts(Counter(item.language for item in items))
     groups = f"{len({item.group for item in items}):,}"
-    if len({item.culture for item in items}) > 1 and "group" not in (data.columns or ()):
+    if len({item.culture for item in items}) > 1 and not any(map(has_own_group, items)):
         groups += " (rows that ask the same about several cultures need a column `group` with the question)"
     return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}\nquestion groups: {groups}"
 

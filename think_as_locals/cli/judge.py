@@ -126,10 +126,13 @@ def _in_training_format(path: str) -> bool:
     """Return whether rows say which response is the best, instead of `responses` to judge."""
     from think_as_locals.data.rows import read_rows
     from think_as_locals.data.sources import jsonl
+    from think_as_locals.data.sources.columns import Columns
 
     first = None if Path(path).is_fifo() else next(read_rows(path)).value  # a pipe can be read only once
-    only_judged = {*jsonl.IN_COLUMNS, "id", "prompt", "culture", "language"}
-    return isinstance(first, Mapping) and "responses" not in first and not only_judged.issuperset(first)
+    if not isinstance(first, Mapping) or "responses" in first:
+        return False
+    is_labelled = any(first.get(name) is not None for name in Columns.of_conf("rows").names["best"])
+    return is_labelled or "prompt" not in first or first.keys().isdisjoint(jsonl.IN_COLUMNS)
 
 
 @contextmanager

@@ -211,14 +211,17 @@ def join_groups(items: Iterable[Item]) -> list[Item]:
     """
     items, joined = list(items), dict[str, str]()
     for item in items:
-        words = question_group(item.prompt)
-        # Named after the words or the id, not given by the row itself.
-        if item.group == words or item.source == "blend" or item.id.endswith(f"/{item.group}"):
-            first, second = sorted(root(joined, each) for each in (item.group, words))
+        if item.source == "blend" or not has_own_group(item):
+            first, second = sorted(root(joined, each) for each in (item.group, question_group(item.prompt)))
             joined[second] = first
     first_by_name = {root(joined, group): group for group in sorted({item.group for item in items}, reverse=True)}
     names = (first_by_name[root(joined, item.group)] for item in items)
     return [replace(item, group=name) if name != item.group else item for item, name in zip(items, names, strict=True)]
+
+
+def has_own_group(item: Item) -> bool:
+    """Return whether an item's row gives its question group, instead of its being named after the words or the id."""
+    return item.group != question_group(item.prompt) and not item.id.endswith(f"/{item.group}")
 
 
 def _matching(

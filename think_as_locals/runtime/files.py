@@ -113,10 +113,8 @@ def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
         lines = io.TextIOWrapper(file, encoding="utf-8")
         yield lines
         lines.detach()  # flushes
-        try:
-            path.touch(exist_ok=False)  # claims the name, so that the rename overwrites nothing written meanwhile
-        except FileExistsError as error:
-            raise exists from error
+        if path.exists():  # written meanwhile
+            raise exists
     if not keep_empty and not path.stat().st_size:
         path.unlink()
 
