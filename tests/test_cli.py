@@ -196,6 +196,20 @@ def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, jud
     assert in_columns == [{**record, "id": ""} for record in records(tal, judge, str(path))]
 
 
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ('{"prompt": "?", "responses": ["A bow.", "A wai."], "best": "B", "country": "TH"}', "mine.jsonl"),
+        ('prompt,responses,culture\n?,"[""A bow."", ""A wai.""]",TH', "mine.csv"),
+        ('prompt,responses,winner,culture\n?,"[""A bow."", ""A wai.""]",b,TH', "mine.csv"),
+    ],
+)
+def test_judge_reads_lists_of_responses(tal: Tal, judge: str, tmp_path: Path, rows: str, name: str) -> None:
+    (tmp_path / name).write_text(rows + "\n")
+    (found,) = records(tal, judge, str(tmp_path / name))
+    assert sorted(found["order"]) == [0, 1]
+
+
 def test_judge_reads_a_table_with_other_columns_as_training_does(tal: Tal, judge: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("question,one,two,better,country\nGreeting?,A bow.,A wai.,2,Thailand\n")

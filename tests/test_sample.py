@@ -37,7 +37,8 @@ def improving_answer(number: int, prompt: str) -> str:
         return judged([{"role": "user", "content": prompt}])
     if number == 0:
         return " "
-    return f"{'I have thought about it. ' * number}\nAnswer: {letter(prompt, number > 1)}"
+    said = f"{'I have thought about it. ' * number}\nAnswer: {letter(prompt, number > 1)}"
+    return f"<think>Answer: {letter(prompt, number < 2)}</think>\n{said}"
 
 
 def words(folder: Path, url: str) -> list[str]:

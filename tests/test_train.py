@@ -204,6 +204,19 @@ def test_too_long_eval_items_end_the_run_or_count_as_wrong(tmp_path: Path) -> No
     assert [(each["n"], each["too_long"]) for each in found] == [(4, {"exclude": [], "wrong": ["m0", "m1"]})] * 2
 
 
+def test_plan_counts_the_judgements_that_an_evaluation_asks_for() -> None:
+    four = ["data=quickstart_cards", "data.groups=[idiom_heavy_rain]", "data.sets_per_group=12"]
+    each_with_each = [f"eval.sets.all.{word}" for word in four if not word.startswith("data=")]
+    words = ["eval.sets.all=quickstart_cards", *each_with_each, "eval.sets.all.protocol=round_robin"]
+    words += ["eval.sets.all.orders=2", "eval.leaks=report", "eval.max_items=8"]
+    words += ["data=mix", "data.mix.a=quickstart_cards", "data.mix.b=culture_cards", "data.mix.b.num_responses=4"]
+    config = load_recipe("recipes/quickstart.yaml", words)
+    data = load_training_data(config, BREAKDOWNS["cell"])
+    (text,) = (text for name, text in train.plan(config, data) if name == "evaluations")
+    own = {item for name, each in data.sets.items() if name != "all" for item in each.items}
+    assert f" of {len(own) + 8 * 6 * 2} judgements each" in text
+
+
 def test_over_long_training_prompts_are_dropped_from_both_stages(tmp_path: Path, tal: Tal) -> None:
     recipe, limit = "recipes/quickstart.yaml", 40
     words = [*SMALL, *QUICK, f"data.max_prompt_tokens={limit}", "reward.both_orders=true", f"run.dir={tmp_path}"]

@@ -32,6 +32,7 @@ from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.sampling import Completion, Sampler, advance, load_policy, yield_summary, yield_table
 from think_as_locals.evaluation.tables import on_terminal
+from think_as_locals.judging.formats import without_thinking
 from think_as_locals.judging.prompt import break_tokens, culture_name
 from think_as_locals.reward_models.reward_model import REFUSED, TOO_LONG, Answer, Request, is_unanswered
 from think_as_locals.runtime.files import read_json, write_json, write_rows
@@ -137,7 +138,7 @@ class Editor:
             return {}, list(answer)
         if not is_stop(answer["finish_reason"]):
             return {}, ["complete"]
-        if (after := read_answer(self.probe, item, answer["text"])) is None:
+        if (after := read_answer(self.probe, item, without_thinking(answer["text"]))) is None:
             return {}, ["format"]
         edited: dict[str, Any] = {"prompt": after.prompt} if after.prompt != item.prompt else {}
         if after.responses != item.responses:

@@ -12,6 +12,7 @@ from shutil import rmtree
 import torch
 from accelerate import PartialState
 from rich.progress import Progress
+from transformers import PreTrainedConfig
 
 from think_as_locals.config.launch import read_launch
 from think_as_locals.config.scpo_schema import ScpoConfig
@@ -24,6 +25,7 @@ from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.machine.estimates import estimates
+from think_as_locals.reward_models.published import architecture
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import add_head, make_scalar_rm
@@ -47,7 +49,7 @@ from think_as_locals.scpo.results import (
 from think_as_locals.scpo.select import Reference, disagreed_ids, minority_ids
 from think_as_locals.scpo.trainer import VariantTrainer, num_steps
 from think_as_locals.training.checkpoints import StopSignals, stop_if_requested, unsharded
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, Item, ModelError
 
 
 def plan(config: ScpoConfig, pairs: Splits) -> list[tuple[str, str]]:
@@ -211,13 +213,16 @@ class ScpoRun:
 
     def _load(self, path: str) -> ScalarRM:
         config = self.config
+        revision = config.model.revision if path == config.model.path else None
+        if architecture(PreTrainedConfig.get_config_dict(path, revision=revision)[0]):
+            raise ModelError(f"{path}: SCPO trains plain classifiers, and its head is one of its own: choose another")
         with unsharded():  # each rank scores with the whole model
             rm = ScalarRM.load(
                 path,
                 dtype=config.model.dtype,
                 batch_size=config.scpo.scoring_batch_size,
                 max_length=config.scpo.max_length,
-                revision=config.model.revision if path == config.model.path else None,
+                revision=revision,
                 template_kwargs=config.model.chat_template_kwargs,
                 seed=config.seed,
             )

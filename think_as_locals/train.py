@@ -33,7 +33,7 @@ from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long, combine
 from think_as_locals.reward_models.scratch import make_judge
-from think_as_locals.reward_models.training_items import save_training_items, training_hashes
+from think_as_locals.reward_models.training_items import item_hash, save_training_items, training_hashes
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.output import print_result, shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
@@ -64,7 +64,9 @@ def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
     grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(config.run.launch)
     steps = steps_of(config, launch, len(data.train))
     batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
-    times, judged = 1 + math.ceil(steps / every), sum(len(each.items) * each.orders for each in data.sets.values())
+    asked = dict.fromkeys((each.protocol, each.orders, item) for each in data.sets.values() for item in each.items)
+    protocols = ((JudgingProtocol(kind=kind, orders=orders, convention="strict"), item) for kind, orders, item in asked)
+    times, judged = 1 + math.ceil(steps / every), sum(len(p.requests(item, config.seed)) for p, item in protocols)
     sft = f"SFT, {config.sft.length}, then " if config.sft else ""
     rises = ", whose learning rate only rises (grpo.warmup_steps)" * (grpo.warmup_steps >= steps)
     weights, path = config.reward.weights.items(), config.model.path or "a randomly initialised model"
@@ -151,14 +153,15 @@ def cold_start(
             console.print(f"made a judge of {parameters / 1e6:.2f} M parameters")
         state.wait_for_everyone()
     left_out = over_long(config, model, data, console)
-    untold = {replace(item, origins=()) for item in left_out}  # which others of a question may tell
-    fitting = [each for each in demonstrations if replace(each.item, origins=()) not in untold]
+    too_long = set(map(item_hash, left_out))  # demonstrated with other labels or origins, perhaps
+    fitting = [each for each in demonstrations if item_hash(each.item) not in too_long]
     checkpoints = Checkpoints(folder.cold_start.checkpoints, sft.save_total_limit)
     trainer = ColdStartTrainer(config, sft, model, fitting, checkpoints)
     with tracked(trainer, config, folder, TRACKED_PART), closing(LiveView(console, "cold start")) as view:
         train_stage(folder, trainer, "sft", signals, console, [view])
     seen = [demonstration.item for demonstration in data.demonstrations] or data.train
-    hashes = training_hashes(set(seen) - left_out, config.model.path, config.model.revision)
+    shown = [item for item in dict.fromkeys(seen) if item_hash(item) not in too_long]
+    hashes = training_hashes(shown, config.model.path, config.model.revision)
     finish = partial(write_beside, config, hashes)
     save_model(trainer, model, config.model, folder.cold_start, AutoModelForCausalLM, finish)
     trainer.accelerator.free_memory()

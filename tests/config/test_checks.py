@@ -336,6 +336,7 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         ({"reward.own": {"brief": "own.py"}}, "reward.own.brief: got 'own.py'"),
         ({"reward.own": {"Brief": "own.py:brief"}}, "reward.own.Brief"),
         ({"reward.own": {"brief": 3}}, "reward.own.brief: got 3, expected a valid string"),
+        ({"reward.weights": {"correctness": 0.0}}, "reward.weights: all are 0: set one of them above 0"),
         ({"grpo.report_to": ["wandbb"]}, "grpo.report_to.0: got 'wandbb', expected 'wandb', 'tensorboard' or"),
     ],
     (DEMONSTRATE,): [([], "no default for teacher.path"), (["teacher=constant"], "teacher: Input tag 'constant'")],

@@ -210,6 +210,15 @@ def test_rephrase_keeps_flip_sets_and_frames_blend_responses_in_english(blend_it
     assert [edited.prompt.isascii() for edited in framed] == [item.prompt.isascii() for item in blend_items]
 
 
+def test_edited_conversation_is_compared_in_the_form_of_the_edited_one() -> None:
+    turns = (("user", "hello"), ("assistant", "hi"), ("user", "What do people in Japan eat?"))
+    item = an_item(prompt="\n\n".join(f"{role}: {text}" for role, text in turns), turns=turns)
+    found = edits.edited_pairs([item])
+    for pair in (*found["RC"], *found["RP"]):
+        assert len(pair.before.messages) == len(pair.after.messages) == 1
+    assert found["RC"][0].after.prompt == "user: hello\n\nassistant: hi\n\nuser: What do people eat?"
+
+
 # --- CL: the responses in another language ---
 
 

@@ -194,6 +194,19 @@ def test_many_questions_that_share_groups_take_linear_time(tmp_path: Path) -> No
     assert time.process_time() - began < 5
 
 
+def test_sources_of_a_mix_with_the_same_ids_keep_their_items_apart(tmp_path: Path) -> None:
+    words = ["data=mix"]
+    for name in ("th", "vn"):
+        lines = [f"{n},{name} {n}?,yes {n},no {n},{name.upper()}" for n in range(20)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,prompt,chosen,rejected,culture", *lines]))
+        words += [f"data.mix.{name}=rows", f"data.mix.{name}.path={tmp_path / name}.csv"]
+    data = load_training_data(load_recipe("recipes/quickstart.yaml", words), lambda _: "")
+    items = [*data.train, *data.sets["test"].items, *data.sets["validation"].items]
+    by_id = {item.id: item for item in items}
+    assert all(by_id[item.id] == item for item in items)
+    assert len(by_id) == len({item.group for item in items}) == 40
+
+
 def test_rows_left_out_of_a_training_are_counted_with_its_sets(tmp_path: Path) -> None:
     rows = [{"prompt": f"Question {n}?", "chosen": "yes", "rejected": "no" if n % 5 else "yes"} for n in range(50)]
     path = write(tmp_path / "rows.jsonl", rows)

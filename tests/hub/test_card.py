@@ -139,6 +139,7 @@ def test_card_has_every_result_of_an_evaluation_of_the_same_weights(run: Path, t
     (evaluation / "journals" / "random_head.jsonl").write_text(json.dumps({"identity": identity}) + "\n")
     by_pairs = evaluation / "carb" / "by_pairs.json"
     write_json(by_pairs, json.loads(by_pairs.read_text()) | {"protocol": "pairwise"})
+    (run / "model" / "LICENSE").write_text("ours")  # as --license other asks for afterwards
     content = content_of(prepare(run, REPO, evaluations=[evaluation]))
     stages = [f"{stage}/elsewhere-{name}.json" for stage in ("carb", "probes") for name in ("by_pairs", "mine")]
     assert set(stages) <= content.keys()

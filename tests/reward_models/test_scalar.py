@@ -106,6 +106,13 @@ def test_conversation_that_the_template_refuses_is_one_turn(path: str) -> None:
     ]
 
 
+def test_conversation_without_a_template_is_read_as_a_text(tmp_path: Path) -> None:
+    rm, turns = bert(tmp_path), (("user", "hello"), ("assistant", "hi"), ("user", "who?"))
+    text = "user: hello\n\nassistant: hi\n\nuser: who?"
+    plain = dataclasses.replace(an_item(0, size=2), prompt=text)
+    assert rm.score([dataclasses.replace(plain, turns=turns)]) == rm.score([plain])
+
+
 def flat(scores: list[tuple[float, ...]]) -> list[float]:
     return [score for each in scores for score in each]
 

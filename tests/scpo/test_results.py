@@ -277,6 +277,9 @@ def test_result_round_trips_exactly(tmp_path_factory: pytest.TempPathFactory, sc
 def test_variant_is_named_by_its_spec_and_read_with_its_record(tmp_path: Path) -> None:
     assert VariantSpec(country="TH", variant="scpo", seed=0).name == "TH/scpo-seed-0"
     assert VariantSpec(country="TH", variant="full", seed=2, num_pairs=100).name == "TH/full-100-seed-2"
+    for free in ("../x", "..", "Roma/Sinti"):
+        assert Path(VariantSpec(country=free, variant="scpo", seed=0).name).parts[1:] == ("scpo-seed-0",)
+        assert ".." not in VariantSpec(country=free, variant="scpo", seed=0).name
     assert read_result(tmp_path / "nowhere") is None
     write_result(tmp_path, RESULT)
     (tmp_path / "result.json").unlink()  # as where a process is killed between the two files

@@ -16,6 +16,7 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from reward_models.tiny import ITEMS, break_packing, write_classifier
+from safetensors.torch import load_file, save_file
 from scpo import hand_worked
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
@@ -179,6 +180,15 @@ def test_step_loss_is_the_weighted_loss_of_its_scores(rm: ScalarRM, pairs: list[
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert [log["loss"] for log in logs] == pytest.approx([loss.item() for loss in losses], abs=1e-6)
     assert len({round(loss.item(), 6) for loss in losses}) == 3
+
+
+def test_head_of_another_name_is_the_one_that_is_trained(pairs: list[TokenPair], tmp_path: Path) -> None:
+    file = Path(write_classifier(tmp_path / "rm", initializer_range=0.05)) / "model.safetensors"
+    weights = load_file(file)
+    weights["value_head.weight"] = head = weights.pop("score.weight")  # as OpenRLHF saves it
+    save_file(weights, file, {"format": "pt"})
+    trainer = trainer_of(ScalarRM.load(str(file.parent)), pairs, WEIGHTS[: len(pairs)], tmp_path)
+    assert torch.equal(trainer.model.score.weight, head)
 
 
 @pytest.mark.parametrize(

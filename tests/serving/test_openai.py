@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from think_as_locals.engines import Sampling
 from think_as_locals.judging import render
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.serving.app import create_app
-from think_as_locals.types import Item
+from think_as_locals.types import Item, ServerError
 
 MODEL = "runs/none/model"
 OTHERS = {"id": "jp-1", "best": 1, "language": "en", "domain": "value", "group": "food", "source": "mine"}
@@ -66,6 +67,17 @@ def test_judge_client_works_with_its_own_server(longest: Longest) -> None:
     assert judgement.verdict is not None
     assert ITEM["responses"][judgement.verdict] == "Rice and miso soup."
     assert len(longest.prompts) == 1
+
+
+def test_arguments_of_the_chat_template_are_the_judges_own(longest: Longest) -> None:
+    judge = judge_of(longest)
+    own = replace(judge, settings=replace(judge.settings, chat_template_kwargs={"enable_thinking": False}))
+    with serving(create_app(own, settings(), None)) as url:
+        load = partial(Judge.load, "mine", base_url=f"{url}/v1", served_name=MODEL, max_completion_length=64)
+        asked = {"prompt": "Breakfast?", "responses": ITEM["responses"], "culture": "JP"}
+        assert load(chat_template_kwargs={"enable_thinking": False}).judge(**asked).verdict is not None
+        with pytest.raises(ServerError, match=r"got 422 with .*body\.chat_template_kwargs: got "):
+            load(chat_template_kwargs={"enable_thinking": True}).judge(**asked)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,14 @@ def test_jobs_of_one_seed_are_compared_and_validation_items_rank_them(tmp_path: 
     assert (tmp_path / "sweep.md").read_text().count("†") == 2  # the judge's figure, and the caption
 
 
+def test_adapter_that_a_cold_start_trains_has_its_own_base(tmp_path: Path) -> None:
+    whole, adapter = make_jobs("pretrained", ["lora=none,rank16", "model.path=m", "data.path=d"])
+    measured(tmp_path, whole, lambda _: 0.0, lambda _: 1.0)
+    measured(tmp_path, adapter, lambda _: 1.0, lambda _: 1.0)
+    rows = judges(tmp_path, [whole, adapter])
+    assert [row["against_base"]["difference"] for row in rows[2:]] == [1.0, 0.0]
+
+
 def test_each_prompt_has_its_own_base_and_unmeasured_jobs_have_no_figures(tmp_path: Path) -> None:
     ours, rm_r1, j1 = make_jobs("methods", [])
     measured(tmp_path, ours, lambda _: 0.0, lambda _: 1.0)

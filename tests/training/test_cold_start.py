@@ -56,6 +56,14 @@ def test_demonstrations_are_right_and_consistent_with_their_analysis() -> None:
 PAIRS = [make_item(id=str(i), prompt=f"{i}?", responses=("worse", "right"), best=1, culture=None) for i in range(6)]
 
 
+def test_responses_of_one_culture_are_told_apart_by_the_verdict_alone() -> None:
+    items = [replace(item, culture="TH", origins=("TH", "TH")) for item in PAIRS]
+    for made in demonstrate(items, None, PRETRAINED, seed=0, prompt="compact_analysis"):
+        judgement = prompt_format("compact_analysis").read(made.completion, 2, "stop")
+        assert judgement.verdict is not None
+        assert made.presented[judgement.verdict] == "right"
+
+
 def test_pretrained_models_see_every_item_in_both_orders_with_the_right_verdict() -> None:
     for items in (ITEMS[:20], PAIRS):
         made = list(demonstrate(items, None, PRETRAINED, seed=0))

@@ -96,7 +96,7 @@ def _items(arguments: Namespace) -> list[Item]:
         raise ConfigError("give a file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
     from think_as_locals.cli.data import recognised, rows_config
     from think_as_locals.data import read
-    from think_as_locals.data.languages import culture_fault, language_tag
+    from think_as_locals.data.languages import culture_fault, language_tag, named_culture
     from think_as_locals.data.rows import Outcome, mark_repeats, read_rows, valid_items
     from think_as_locals.data.sources import jsonl
 
@@ -119,7 +119,7 @@ def _items(arguments: Namespace) -> list[Item]:
         else:
             read_row = partial(jsonl.query_items, defaults=given)
             items = valid_items(mark_repeats(Outcome.of(row, read_row) for row in read_rows(path)))
-    return [replace(item, culture=item.culture or culture) for item in items]
+    return [replace(item, culture=item.culture or (culture and named_culture(culture))) for item in items]
 
 
 def _in_training_format(path: str) -> bool:
@@ -129,10 +129,12 @@ def _in_training_format(path: str) -> bool:
     from think_as_locals.data.sources.columns import Columns
 
     first = None if Path(path).is_fifo() else next(read_rows(path)).value  # a pipe can be read only once
-    if not isinstance(first, Mapping) or "responses" in first:
+    if not isinstance(first, Mapping):
         return False
-    is_labelled = any(first.get(name) is not None for name in Columns.of_conf("rows").names["best"])
-    return is_labelled or "prompt" not in first or first.keys().isdisjoint(jsonl.IN_COLUMNS)
+    labels = [first[name] for name in Columns.of_conf("rows").names["best"] if first.get(name) is not None]
+    if "responses" in first:
+        return any(not isinstance(label, int) for label in labels)  # ours are indices
+    return bool(labels) or "prompt" not in first or first.keys().isdisjoint(jsonl.IN_COLUMNS)
 
 
 @contextmanager

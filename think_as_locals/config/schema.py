@@ -326,6 +326,8 @@ class RewardSection(Section):
     def faults(self) -> Iterator[str]:
         builtin = get_args(RewardName)
         known = [*builtin, *self.own]
+        if not self.weighted():
+            yield "weights: all are 0: set one of them above 0"
         for name in self.weights:
             if name not in known:
                 own = f"a function of your own by reward.own.{name}=path/to/file.py:function"

@@ -70,7 +70,12 @@ def edited_pairs(items: Sequence[Item], known: Sequence[Item] = ()) -> dict[Edit
 
 
 def _pair(before: Item, after: Item) -> EditedPair:
-    return EditedPair(before, after, before.language)
+    return EditedPair(_like(before, after), after, before.language)
+
+
+def _like(before: Item, after: Item) -> Item:
+    """Return an item as one turn if its edited prompt is one: else the form of a conversation would change as well."""
+    return before if before.prompt == after.prompt else replace(before, turns=())
 
 
 def other_concepts(items: Sequence[Item]) -> Concepts:
@@ -115,7 +120,9 @@ def remove_label(item: Item) -> Item | None:
     if place := culture_cards.cultures().get(item.culture or "", {}).get("place", {}).get(item.language):
         cut = re.sub(rf"\s+{re.escape(place)}(?!\w)|{re.escape(place)}[\s，、]*的?", "", cut)
     capitals = {"i": "İ"} if item.language == "az" else {}
-    prompt = re.sub(r"\w", lambda found: capitals.get(found[0], found[0].upper()), cut.lstrip(" ,，、"), count=1)
+    prompt = cut.lstrip(" ,，、")
+    if not item.turns:  # which begin with a role
+        prompt = re.sub(r"\w", lambda found: capitals.get(found[0], found[0].upper()), prompt, count=1)
     trace = labels.get("traces", {}).get(item.culture)
     if cut == item.prompt or not prompt or (trace and re.search(trace, prompt)):
         return None
@@ -253,8 +260,7 @@ def _edited(fields: EditRow, before: Item) -> Iterator[Item | Fault]:
         yield Fault("missing", "a CL edit changes the language of the responses: it needs responses")
     if (prompt, responses) == (before.prompt, before.responses):
         yield Fault("unchanged", "prompt and responses are the item's: expected at least one that differs")
-    yield before
-    yield replace(
+    after = replace(
         before,
         id=f"{before.id}#{fields.probe}",
         prompt=prompt,
@@ -262,6 +268,7 @@ def _edited(fields: EditRow, before: Item) -> Iterator[Item | Fault]:
         culture=None if fields.probe == "RC" else before.culture,
         origins=() if fields.probe == "CC" else before.origins,
     )
+    yield from (_like(before, after), after)
 
 
 # --- Edits by a chat model (`tal data edit`): its instructions, and the rules that an edit must follow ---

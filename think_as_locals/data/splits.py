@@ -256,6 +256,27 @@ def mix(parts: Mapping[str, Sequence[Item]], weights: Mapping[str, float] | None
     return mixed
 
 
+def with_distinct_ids(splits: Mapping[str, Splits]) -> dict[str, Splits]:
+    """Put a source's name before the ids, and the groups named after them, that another source has of other items."""
+    first, shared = dict[str, Item](), set[str]()
+    for sides in splits.values():
+        for item in (*sides.train, *sides.validation, *sides.test):
+            if first.setdefault(item.id, item) != item:
+                shared.add(item.id)
+
+    def renamed(name: str, items: Sequence[Item]) -> tuple[Item, ...]:
+        found = []
+        for item in items:
+            group = f"{name}/{item.group}" if item.id.endswith(f"/{item.group}") else item.group
+            found.append(replace(item, id=f"{name}/{item.id}", group=group) if item.id in shared else item)
+        return tuple(found)
+
+    return {
+        name: Splits(renamed(name, sides.train), renamed(name, sides.validation), renamed(name, sides.test))
+        for name, sides in splits.items()
+    }
+
+
 def shuffle_labels(items: Sequence[Item], seed: int) -> tuple[Item, ...]:
     """Return the items with random labels, as a control experiment; the best response's origin goes with the label."""
     rng, shuffled = random.Random(seed), []

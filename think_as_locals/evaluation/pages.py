@@ -123,7 +123,6 @@ def heat_map(now: Mapping[str, Any], before: Mapping[str, Any] | None = None, nu
     domains = [*now["by_domain"], "all domains"]
     texts, shades = DataFrame(columns=domains), DataFrame(columns=domains, dtype=float)
     for culture in (*now["by_culture"], "all cultures"):
-        name = culture if culture == "all cultures" else culture_name(culture)
         cells, tones = [], []
         for domain in domains:
             part, earlier = (_part(of, culture, domain) if of else None for of in (now, before))
@@ -131,9 +130,10 @@ def heat_map(now: Mapping[str, Any], before: Mapping[str, Any] | None = None, nu
             ends = "{:.0f}–{:.0f}".format(*(100 * end for end in part["ci95"])) if part else ""
             cells.append(f"{100 * part['accuracy']:.1f}{change} [{ends}], n {part['n']}" if part else "–")
             tones.append(shade(part["accuracy"], now["baselines"]["chance"]["accuracy"]) if part else 0.0)
-        texts.loc[name], shades.loc[name] = cells, tones
+        texts.loc[culture], shades.loc[culture] = cells, tones
     style = texts.style.background_gradient("RdBu", vmin=-110, vmax=110, gmap=shades, axis=None)
-    heat = style.format(escape="html").format_index(escape="html", axis=0).format_index(escape="html", axis=1)
+    heat = style.format(escape="html").format_index(culture_name, escape="html", axis=0)
+    heat = heat.format_index(escape="html", axis=1)
     table = heat.set_uuid(f"map{number}").set_table_attributes('class="heat"').to_html()
     return Markup('<div class="scroll" tabindex="0">{}</div>').format(Markup(table))  # noqa: S704
 

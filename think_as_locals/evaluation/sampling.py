@@ -31,6 +31,7 @@ from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.evaluation.statistics import accuracy
 from think_as_locals.evaluation.tables import figure
 from think_as_locals.judging import shuffle_responses
+from think_as_locals.judging.formats import without_thinking
 from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.reward_models.reward_model import Answer, Answered, Request, identify_weights
@@ -246,7 +247,7 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
             of_number = query_with_journal(sampler, path, {**identity, **drawn}, requests, advance_bar)
             answers.append([{**answer, "seed": sampling.seed} for answer in of_number])
     of_questions = list(zip(*answers, strict=True))
-    texts = [[answer["text"].strip() or NO_ANSWER for answer in found] for found in of_questions]
+    texts = [[without_thinking(a["text"]).strip() or NO_ANSWER for a in found] for found in of_questions]
     scores = qualities(section, seed, questions, texts)
     provenance = {"policy": identity, "temperature": section.temperature, "task": section.task}
     rows = (

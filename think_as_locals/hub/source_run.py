@@ -156,7 +156,8 @@ def _own_results(folder: RunFolder, config: RunConfig) -> Iterator[CarbResult]:
         if name == VALIDATION or not steps:
             continue
         found, own = steps[max(steps)], config.data.sources
-        sources = (own[name],) if name in own else (config.eval.sets[name].data,) if name != TEST else (*own.values(),)
+        sets = config.eval.sets  # a single source has its own name among `own`
+        sources = (sets[name].data,) if name in sets else (own[name],) if name != TEST else (*own.values(),)
         yield CarbResult(found.stem if name == TEST else f"{name}, {found.stem}", found, carb.read(found), sources)
 
 

@@ -45,6 +45,7 @@ TokenRow = dict[
     str, list[int]
 ]  # the inputs of a model for a prompt and a response: a value per token, by parameter name
 IGNORED = -100  # the label of tokens that no loss counts
+HEADS = {r"^value_head\.": "score."}  # names of OpenRLHF's head, and of transformers' own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ class BatchScorer(ResponseScorer):
 
     def _prompt(self, item: Item) -> Messages:
         """Return the prompt in its turns, or if the template refuses their order or drops one, as one of the user."""
-        if item.turns:
+        if item.turns and self.chat.tokenizer.chat_template:
             try:
                 answered = [*item.messages, {"role": "assistant", "content": ""}]
                 text = self.chat.text(answered, add_generation_prompt=False)
@@ -345,7 +346,7 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # it says which
         trust_remote_code=False,
-        key_mapping={r"^value_head\.": "score."},
+        key_mapping=HEADS,
         **attention(path, revision),
         **options,
     )

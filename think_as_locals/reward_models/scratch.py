@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from think_as_locals.config.schema import ModelSection, ScratchSection
+from think_as_locals.reward_models.scalar import HEADS
 from think_as_locals.runtime.model_files import reading_model
 
 PAD, END = "<|pad|>", "<|end|>"
@@ -77,7 +78,8 @@ def add_head(folder: Path, base: ModelSection, seed: int) -> int:
     set_seed(seed)
     with reading_model(str(base.path)):
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForSequenceClassification.from_pretrained(**source, num_labels=1, dtype=base.dtype)
+        head: dict[str, Any] = {"num_labels": 1, "key_mapping": HEADS}
+        model = AutoModelForSequenceClassification.from_pretrained(**source, **head, dtype=base.dtype)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return int(model.num_parameters())

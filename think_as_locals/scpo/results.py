@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from accelerate import PartialState
@@ -133,7 +134,8 @@ class VariantSpec:
     def name(self) -> str:
         """For folders and records, e.g. `TH/scpo-seed-0`."""
         count = "" if self.num_pairs is None else f"-{self.num_pairs}"
-        return f"{self.country}/{self.variant}{count}-seed-{self.seed}"
+        country = quote(self.country, safe="").replace(".", "%2E")  # a free name may hold a path
+        return f"{country}/{self.variant}{count}-seed-{self.seed}"
 
 
 def variant_specs(config: ScpoConfig, countries: Sequence[str]) -> list[VariantSpec]:

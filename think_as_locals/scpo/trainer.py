@@ -35,7 +35,7 @@ from think_as_locals.engines.transformers_engine import bare_model
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.judging.prompt import break_tokens
-from think_as_locals.reward_models.scalar import ScalarRM, TokenRow, padded_batch, until_scored, unused_end
+from think_as_locals.reward_models.scalar import HEADS, ScalarRM, TokenRow, padded_batch, until_scored, unused_end
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.results import VariantSpec, pair_keys, response_requests
@@ -214,6 +214,7 @@ def make_trainer(
     """Return a trainer of a copy of a reward model on weighted pairs; for TRL, all passes over them are one epoch."""
     # The padding token of the model, by which it scores; that of the tokenizer may differ.
     pad_id = unused_end([row for pair in pairs for row in pair]) if rm.pad_id is None else rm.pad_id
+    arguments["model_init_kwargs"]["key_mapping"] = HEADS
     args = RewardConfig(**arguments, max_length=None, disable_dropout=not dropout)
     count = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     return ScpoTrainer(

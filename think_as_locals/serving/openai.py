@@ -72,6 +72,7 @@ class ChatRequest(Message):
     n: Annotated[int, Field(ge=1, le=1)] | None = None
     stream: Off = None
     logprobs: Off = None
+    chat_template_kwargs: dict[str, Any] | None = None  # the judge's own
     user: str | None = None  # for a provider's records
 
 
@@ -87,6 +88,11 @@ def add_routes(app: FastAPI, judge: Judge, name: str) -> None:
     async def complete(request: ChatRequest) -> ChatCompletion:
         if request.model != name:
             raise invalid(f"got {shown(request.model)}, expected {name!r}, the only model here", "model")
+        own = dict(judge.settings.chat_template_kwargs)
+        if request.chat_template_kwargs not in (None, own):
+            raise invalid(
+                f"got {shown(request.chat_template_kwargs)}, expected the judge's {own}", "chat_template_kwargs"
+            )
         most = judge.settings.max_completion_length
         requested = request.max_completion_tokens or request.max_tokens or most
         if requested > most:

@@ -319,7 +319,9 @@ def _rows(sweep: Path, jobs: Sequence[Job], states: Mapping[str, State]) -> list
         if 0 in steps:
             config = job.config
             length = config.grpo.max_completion_length
-            setup = repr((config.seed, config.data, config.model, config.prompt, config.sft, length))
+            setup = repr(
+                (config.seed, config.data, config.model, config.prompt, config.sft, config.sft and config.lora, length)
+            )
             if setup not in bases:
                 bases[setup] = _Row(f"base of {job.label}", job, None, *_read(steps[0], known))
             base = bases[setup]

@@ -34,12 +34,20 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    AutoModelForSequenceClassification,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 from transformers.integrations import deepspeed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
 from think_as_locals.engines.transformers_engine import attention, require_embeddings
+from think_as_locals.reward_models.scalar import HEADS
 from think_as_locals.runtime.files import check_writable, explain, file_fault, flush, write_json, write_text
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.output import print_error
@@ -448,7 +456,8 @@ def save_model(
         trainer.save_model(str(output.adapter))
         if not state.is_main_process:
             return
-        loading = {"revision": settings.revision, "dtype": settings.dtype, "trust_remote_code": False}
+        loading: Values = {"revision": settings.revision, "dtype": settings.dtype, "trust_remote_code": False}
+        loading |= {"num_labels": 1, "key_mapping": HEADS} if kind is AutoModelForSequenceClassification else {}
         with unsharded():  # this rank loads the base alone
             # The adapter's file has all that was trained: no rank needs to hold the policy's weights whole.
             merged = PeftModel.from_pretrained(kind.from_pretrained(base, **loading), str(output.adapter))

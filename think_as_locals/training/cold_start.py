@@ -191,8 +191,8 @@ def origins_of(item: Item) -> tuple[str, ...]:
 
 
 def has_origins(item: Item) -> bool:
-    """Return whether an item gives its culture and the one that each response holds for."""
-    return item.culture is not None and bool(item.origins)
+    """Return whether an item gives its culture and the one that each response holds for, the best one's alone."""
+    return item.culture is not None and bool(item.origins) and item.origins.count(item.origins[item.best]) == 1
 
 
 def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict[tuple[str, str], str]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from think_as_locals.data.fields import Text
 from think_as_locals.data.languages import culture_fault, language_tag
-from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, valid_items
+from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, unpack, valid_items
 from think_as_locals.runtime.files import json_line, write_rows
 from think_as_locals.types import LABELS, DataError, Item, join_turns
 
@@ -88,6 +88,7 @@ def query_items(row: Row, defaults: Mapping[str, Any]) -> Iterator[Item | Fault]
             given.setdefault("culture", given.pop("country"))
         if "responses" not in given and (texts := [given.pop(name) for name in IN_COLUMNS if name in given]):
             given["responses"] = texts
+        given["responses"] = unpack(given.get("responses"))
         needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **defaults}
         row = row._replace(value=needed | given)
     return items(row, merge=False)
