@@ -8,7 +8,6 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,18 +96,11 @@ def test_components_match_the_pure_functions(make: Make) -> None:
     assert values == {"correctness": [score(parse(write(RUBRIC, "weighed", 2), 4), ITEM).parts["correctness"]]}
 
 
-def test_shares_of_labels_and_recurring_analyses_are_logged(make: Make) -> None:
+def test_shares_of_labels_are_logged(make: Make) -> None:
     _, logged = _score(make(), [*map(_verdict, (0, 0, 0, 2)), NONSENSE])
     assert [logged[f"position/{label}"] for label in "ABCD"] == [0.75, 0.0, 0.25, 0.0]
     assert "position/E" not in logged
     assert "consistent_accuracy" not in logged
-    presented = shuffle_responses(ITEM)
-    other = replace(presented, prompt="Another question?")
-    texts = [_ids(write(RUBRIC, said, 0)) for said in ("A: fits.", "A fits!", "A: fits.", "B: fits.")]
-    _, logged = _score(make(), texts, [presented, other, presented, other])
-    assert logged["recurring_analysis"] == 0.75
-    _, logged = _score(make(), texts)  # of one question
-    assert logged["recurring_analysis"] == 0.0
 
 
 def test_degenerate_share_of_the_reward_is_logged(make: Make) -> None:

@@ -23,16 +23,7 @@ from think_as_locals.data.edits import remove_label
 from think_as_locals.data.fields import Culture, Identifier, Language, RowModel, Text, Texts, question_group
 from think_as_locals.data.rows import Fault, Outcome, Row, check_rows, mark_repeats, read_rows, valid_items
 from think_as_locals.data.sources import SOURCES, check_settings, recognise, row_outcomes
-from think_as_locals.data.splits import (
-    Splits,
-    flip_sets,
-    hash_fraction,
-    mix,
-    root,
-    select,
-    split_items,
-    with_distinct_ids,
-)
+from think_as_locals.data.splits import Splits, distinct_ids, flip_sets, hash_fraction, mix, root, select, split_items
 from think_as_locals.types import (
     TEST,
     VALIDATION,
@@ -105,7 +96,7 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
     """Load and split the sources of a run, mix their training items, and load the sets that it evaluates on."""
     faulty = {name: list[str]() for name in config.data.sources}
     loaded = {name: load(data, config.seed, faulty[name]) for name, data in config.data.sources.items()}
-    splits = with_distinct_ids(loaded) if len(loaded) > 1 else loaded
+    splits = distinct_ids(loaded) if len(loaded) > 1 else loaded
     weights = config.data.weights if config.data.source == "mix" else None
     mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
     limit, dataset = config.eval.max_items, config.data.title

@@ -256,13 +256,10 @@ def mix(parts: Mapping[str, Sequence[Item]], weights: Mapping[str, float] | None
     return mixed
 
 
-def with_distinct_ids(splits: Mapping[str, Splits]) -> dict[str, Splits]:
+def distinct_ids(splits: Mapping[str, Splits]) -> dict[str, Splits]:
     """Put a source's name before the ids, and the groups named after them, that another source has of other items."""
-    first, shared = dict[str, Item](), set[str]()
-    for sides in splits.values():
-        for item in (*sides.train, *sides.validation, *sides.test):
-            if first.setdefault(item.id, item) != item:
-                shared.add(item.id)
+    first, every = dict[str, Item](), [(*sides.train, *sides.validation, *sides.test) for sides in splits.values()]
+    shared = {item.id for items in every for item in items if first.setdefault(item.id, item) != item}
 
     def renamed(name: str, items: Sequence[Item]) -> tuple[Item, ...]:
         found = []

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import resolve_name
+from runpy import run_path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -264,14 +263,8 @@ def _import_function(name: str, reference: str) -> OwnReward:
 def _from_file(name: str, path: Path, attribute: str) -> Any:
     if not (file := path.expanduser()).is_file():
         raise FileNotFoundError(f"not found from {Path.cwd()}; start in the folder that the path is relative to")
-    module_name = f"own_reward_{name}"
-    spec = spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be imported")
-    module = module_from_spec(spec)
-    sys.modules[module_name] = module  # where dataclasses look up the module of a class
-    spec.loader.exec_module(module)
-    if attribute not in vars(module):
-        functions = [known for known, value in vars(module).items() if inspect.isfunction(value)]
+    found = run_path(str(file), run_name=f"own_reward_{name}")
+    if attribute not in found:
+        functions = [known for known, value in found.items() if inspect.isfunction(value)]
         raise LookupError(f"no {attribute} in it; functions there: {', '.join(functions) or 'none'}")
-    return vars(module)[attribute]
+    return found[attribute]

@@ -89,10 +89,8 @@ def add_routes(app: FastAPI, judge: Judge, name: str) -> None:
         if request.model != name:
             raise invalid(f"got {shown(request.model)}, expected {name!r}, the only model here", "model")
         own = dict(judge.settings.chat_template_kwargs)
-        if request.chat_template_kwargs not in (None, own):
-            raise invalid(
-                f"got {shown(request.chat_template_kwargs)}, expected the judge's {own}", "chat_template_kwargs"
-            )
+        if (given := request.chat_template_kwargs) not in (None, own):
+            raise invalid(f"got {shown(given)}, expected the judge's {own}", "chat_template_kwargs")
         most = judge.settings.max_completion_length
         requested = request.max_completion_tokens or request.max_tokens or most
         if requested > most:

@@ -117,7 +117,6 @@ class Rewards:
         log("reward_faults", self.guard.check_failures(table, step + 1))
         if self._asks_for_rubric:
             self._log_degenerate_share(breakdowns, judgements, items, log)
-            self._log_recurring_analyses(judgements, items, log)
         share = sum(verdict is None for verdict, _ in all_verdicts) / len(all_verdicts)
         self.parse_failures.check(share, judgements, step + 1)
         return breakdowns
@@ -161,17 +160,6 @@ class Rewards:
             degenerate += amount if amount and is_degenerate(judgement, item.responses) else 0.0
         totals = [sum(of_ranks) for of_ranks in zip(*gather_object([(degenerate, earned)]), strict=True)]
         log("degenerate_reward_share", totals[0] / totals[1] if totals[1] else 0.0)
-
-    def _log_recurring_analyses(
-        self, judgements: Sequence[Judgement], items: Sequence[Item], log: Callable[[str, float], None]
-    ) -> None:
-        """Log the share of rollouts whose analysis is, but for punctuation, that of another question of the batch."""
-        texts = ["".join(filter(str.isalnum, judgement.analysis or "")) for judgement in judgements]
-        written = gather_object([(text, item.prompt) for text, item in zip(texts, items, strict=True)])
-        questions: dict[str, set[str]] = {}
-        for text, question in written:
-            questions.setdefault(text, set()).add(question)
-        log("recurring_analysis", sum(bool(text) and len(questions[text]) > 1 for text, _ in written) / len(written))
 
     def _log_sources(self, table: list[dict[str, Any]], log: Callable[[str, float], None]) -> None:
         """Log by source, if there are several, the share of rollouts, the share that is right and the mean reward."""

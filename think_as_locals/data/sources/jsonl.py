@@ -82,8 +82,7 @@ def _without_repeats(fields: dict[str, Any]) -> dict[str, Any]:
 def query_items(row: Row, defaults: Mapping[str, Any]) -> Iterator[Item | Fault]:
     """Yield the item of a row to be judged: only prompt, responses (or `response_a`, ...) and culture are required."""
     if isinstance(row.value, Mapping):
-        kept = ("culture", "country")
-        given = {name: value for name, value in row.value.items() if value is not None or name in kept}
+        given = {n: value for n, value in row.value.items() if value is not None or n in ("culture", "country")}
         if "country" in given:
             given.setdefault("culture", given.pop("country"))
         if "responses" not in given and (texts := [given.pop(name) for name in IN_COLUMNS if name in given]):
