@@ -214,8 +214,6 @@ class ScpoRun:
     def _load(self, path: str) -> ScalarRM:
         config = self.config
         revision = config.model.revision if path == config.model.path else None
-        if architecture(PreTrainedConfig.get_config_dict(path, revision=revision)[0]):
-            raise ModelError(f"{path}: SCPO trains plain classifiers, and its head is one of its own: choose another")
         with unsharded():  # each rank scores with the whole model
             rm = ScalarRM.load(
                 path,
@@ -226,6 +224,8 @@ class ScpoRun:
                 template_kwargs=config.model.chat_template_kwargs,
                 seed=config.seed,
             )
+        if architecture(PreTrainedConfig.get_config_dict(path, revision=revision)[0]):
+            raise ModelError(f"{path}: SCPO trains plain classifiers, and its head is one of its own: choose another")
         # The declared maximum of a model without absolute position embeddings is not a limit.
         relative = getattr(rm.model.config, "position_biased_input", True) is False
         scores_all = config.mode.long_texts == "scored" and config.scpo.max_length is None and relative
