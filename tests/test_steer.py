@@ -23,6 +23,7 @@ from conftest import ROOT, command
 from data.sources.test_prism import folder as prism_folder
 from data.sources.test_prism import person, utterance
 from data.tables import write
+from reward_models.test_published import inf_orm
 from safetensors.torch import load_file
 from transformers import (
     BertConfig,
@@ -45,7 +46,7 @@ from think_as_locals.scpo import trainer as scpo_trainer
 from think_as_locals.scpo.results import VariantResult, fitting_requests, read_result, score_responses
 from think_as_locals.scpo.select import minority_ids, select_pairs
 from think_as_locals.scpo.trainer import make_trainer
-from think_as_locals.types import ConfigError, DataError, Item, RunStoppedError
+from think_as_locals.types import ConfigError, DataError, Item, ModelError, RunStoppedError
 
 pytestmark = pytest.mark.slow
 
@@ -434,6 +435,12 @@ def test_run_fails_if_all_pairs_are_too_long(loaded: list[str], tmp_path: Path) 
     for where, model in (("loaded", loaded), ("made", FEW)):
         with pytest.raises(DataError, match=message):
             steer(tmp_path / where, *model, *QUICK, "scpo.max_length=3")
+
+
+def test_published_head_is_refused(tmp_path: Path) -> None:
+    model, _ = inf_orm(tmp_path / "model")
+    with pytest.raises(ModelError, match="SCPO trains plain classifiers"):
+        steer(tmp_path, *FEW, *QUICK, "global_rm=none", "model.scratch=null", f"model.path={model}")
 
 
 def test_other_countries_reference_yields_survey_distances(loaded: list[str], tmp_path: Path) -> None:
