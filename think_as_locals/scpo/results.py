@@ -332,5 +332,6 @@ def _training(results: Sequence[VariantResult]) -> dict[str, Any]:
         "pairs": available / len(results),
         "kept": kept / available if available else 0.0,
         "steps": statistics.fmean(result.steps for result in results),
-        "weight": sum(result.mean_weight * result.kept for result in results) / kept if kept else 0.0,
+        # In the places on which any number of processes agrees.
+        "weight": round(sum(result.mean_weight * result.kept for result in results) / max(1, kept), 4),
     }
