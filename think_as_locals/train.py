@@ -163,7 +163,7 @@ def cold_start(
     shown = [item for item in dict.fromkeys(seen) if item_hash(item) not in too_long]
     hashes = training_hashes(shown, config.model.path, config.model.revision)
     finish = partial(write_beside, config, hashes)
-    save_model(trainer, model, config.model, folder.cold_start, AutoModelForCausalLM, finish)
+    save_model(trainer, model, config.model, folder.cold_start, AutoModelForCausalLM.from_pretrained, finish)
     trainer.accelerator.free_memory()
     del trainer  # and its model, before GRPO loads one
     clear_device_cache(garbage_collection=True)  # trainer and callbacks reference one another
@@ -186,7 +186,7 @@ def grpo(
     trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
     evaluate = partial(evaluate_policy, config, trainer, data.sets, hashes, folder, console, signals)
     train_grpo(trainer, config, folder, signals, console, evaluate)
-    save_model(trainer, model, config.model, folder, AutoModelForCausalLM, finish)
+    save_model(trainer, model, config.model, folder, AutoModelForCausalLM.from_pretrained, finish)
 
 
 def write_beside(config: RunConfig, hashes: Iterable[str], folder: Path) -> None:

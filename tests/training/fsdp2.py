@@ -65,7 +65,7 @@ def saved(trainer: Any, folder: Path, *overrides: str) -> tuple[str, dict[str, t
     """The type that a model's config names, and its tensors in the file."""
     config, _ = settings(*overrides)
     output = StageFolder(folder / "saved")
-    save_model(trainer, str(folder / "model"), config.model, output, AutoModelForCausalLM)
+    save_model(trainer, str(folder / "model"), config.model, output, AutoModelForCausalLM.from_pretrained)
     with safe_open(output.model / "model.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return json.loads((output.model / "config.json").read_text())["dtype"], tensors

@@ -103,7 +103,7 @@ def logits(model: Any) -> torch.Tensor:
 def save(trainer: JudgeTrainer, base: Path, overrides: list[str], folder: Path) -> None:
     """The judge in `folder/model`, where it has an adapter that in `folder/adapter`."""
     config, _ = settings(*overrides)
-    save_model(trainer, str(base), config.model, StageFolder(folder), AutoModelForCausalLM)
+    save_model(trainer, str(base), config.model, StageFolder(folder), AutoModelForCausalLM.from_pretrained)
 
 
 def saved_difference(trainer: JudgeTrainer, folder: Path, case: str, overrides: list[str]) -> float | None:

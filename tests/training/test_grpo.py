@@ -96,7 +96,7 @@ def test_bfloat16_model_updates_most_weights_at_a_small_learning_rate(tmp_path: 
     assert min(moved) > 0.9  # in bfloat16 itself 2 % of them moved in 20 steps
     assert trainer.unshared_reason is None
     model = load_recipe("recipes/quickstart.yaml", ["model.dtype=bfloat16"]).model
-    save_model(trainer, "", model, StageFolder(tmp_path / "saved"), AutoModelForCausalLM)
+    save_model(trainer, "", model, StageFolder(tmp_path / "saved"), AutoModelForCausalLM.from_pretrained)
     assert AutoConfig.from_pretrained(tmp_path / "saved" / "model").dtype is torch.bfloat16
 
 

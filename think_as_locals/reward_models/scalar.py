@@ -41,9 +41,7 @@ _logger = logging.getLogger(__name__)
 
 _ALONE = tuple((i,) for i in range(len(LABELS)))  # the order of one response, the same for all requests
 
-TokenRow = dict[
-    str, list[int]
-]  # the inputs of a model for a prompt and a response: a value per token, by parameter name
+TokenRow = dict[str, list[int]]  # the inputs of a model for a prompt and a response, per token, by parameter name
 IGNORED = -100  # the label of tokens that no loss counts
 HEADS = {r"^value_head\.": "score."}  # names of OpenRLHF's head, and of transformers' own
 

@@ -324,7 +324,7 @@ class _Evaluator:
 
 
 def _training(results: Sequence[VariantResult]) -> dict[str, Any]:
-    """Return what was trained on, over countries and seeds; nothing for the global reward model."""
+    """Return what was trained on, over countries and seeds, as one process or several do; nothing for the global RM."""
     if not results:
         return {}
     available, kept = sum(result.available for result in results), sum(result.kept for result in results)
@@ -332,6 +332,5 @@ def _training(results: Sequence[VariantResult]) -> dict[str, Any]:
         "pairs": available / len(results),
         "kept": kept / available if available else 0.0,
         "steps": statistics.fmean(result.steps for result in results),
-        # In the places on which any number of processes agrees.
         "weight": round(sum(result.mean_weight * result.kept for result in results) / max(1, kept), 4),
     }

@@ -120,7 +120,8 @@ class VariantTrainer:
         trainer.model.config.get_text_config().pad_token_id = rm.pad_id  # as in the base model, even if None
         hashes = training_hashes([item for item, _ in weighted], rm.path, config.model.revision)
         finish = partial(save_training_items, hashes)
-        save_model(trainer, rm.path, config.model, output, AutoModelForSequenceClassification, finish)
+        load = partial(AutoModelForSequenceClassification.from_pretrained, num_labels=1, key_mapping=HEADS)
+        save_model(trainer, rm.path, config.model, output, load, finish)
         trainer.accelerator.free_memory()
         del trainer  # trainer, callbacks and the model's wrapped forward reference one another
         clear_device_cache(garbage_collection=True)

@@ -317,11 +317,9 @@ def _rows(sweep: Path, jobs: Sequence[Job], states: Mapping[str, State]) -> list
         steps, validated = carb.steps(run), [*run.evaluated_steps(VALIDATION).values()]
         base = None
         if 0 in steps:
-            config = job.config
-            length = config.grpo.max_completion_length
-            setup = repr(
-                (config.seed, config.data, config.model, config.prompt, config.sft, config.sft and config.lora, length)
-            )
+            config, length = job.config, job.config.grpo.max_completion_length
+            sft = config.sft and (config.sft, config.lora)
+            setup = repr((config.seed, config.data, config.model, config.prompt, sft, length))
             if setup not in bases:
                 bases[setup] = _Row(f"base of {job.label}", job, None, *_read(steps[0], known))
             base = bases[setup]

@@ -34,20 +34,12 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    AutoModelForSequenceClassification,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import deepspeed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
 from think_as_locals.engines.transformers_engine import attention, require_embeddings
-from think_as_locals.reward_models.scalar import HEADS
 from think_as_locals.runtime.files import check_writable, explain, file_fault, flush, write_json, write_text
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.output import print_error
@@ -436,14 +428,14 @@ def save_model(
     base: str,
     settings: ModelSection,
     output: StageFolder,
-    kind: Any,
+    load: Callable[..., Any],
     finish: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Save a trained model as plain safetensors, however its weights were sharded; all ranks call this together.
 
     It is written whole or not at all: if `output.model` exists, the stage is done. An adapter of LoRA goes to
-    `output.adapter`, and merged into `base`, an `AutoModelFor...` of this kind, to `output.model`. `finish` adds files
-    of its own to both folders before the latter gets its name.
+    `output.adapter`, and merged into `base`, which `load` loads as `from_pretrained` does, to `output.model`. `finish`
+    adds files of its own to both folders before the latter gets its name.
     """
     state, unfinished = PartialState(), output.model.with_name(f".{output.model.name}")
 
@@ -456,11 +448,10 @@ def save_model(
         trainer.save_model(str(output.adapter))
         if not state.is_main_process:
             return
-        loading: Values = {"revision": settings.revision, "dtype": settings.dtype, "trust_remote_code": False}
-        loading |= {"num_labels": 1, "key_mapping": HEADS} if kind is AutoModelForSequenceClassification else {}
+        loading = {"revision": settings.revision, "dtype": settings.dtype, "trust_remote_code": False}
         with unsharded():  # this rank loads the base alone
             # The adapter's file has all that was trained: no rank needs to hold the policy's weights whole.
-            merged = PeftModel.from_pretrained(kind.from_pretrained(base, **loading), str(output.adapter))
+            merged = PeftModel.from_pretrained(load(base, **loading), str(output.adapter))
             merged.merge_and_unload().save_pretrained(unfinished)
         trainer.processing_class.save_pretrained(unfinished)
 
