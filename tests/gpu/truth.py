@@ -176,7 +176,7 @@ class Truth:
         self._rows: dict[str, list[Row]] = {}
         self._seconds: dict[str, float] = {}
         self._about = {
-            "card": gpus(),
+            "card": [name for name, _ in gpus()],
             "toy": scale.toy,
             "began": datetime.now(UTC).isoformat(timespec="seconds"),
             **environment(),

@@ -50,7 +50,7 @@ def test_weights_that_are_pickled_or_missing_are_rejected(run: Path) -> None:
 def test_links_are_not_followed(run: Path, tmp_path: Path, linked: str) -> None:
     (run / linked).rename(tmp_path / "elsewhere")
     (run / linked).symlink_to(tmp_path / "elsewhere")
-    refused(DataError, "not a plain file", run)
+    refused(ConfigError, "is a link, and none is followed", run)
 
 
 @pytest.mark.parametrize(

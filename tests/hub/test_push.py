@@ -16,7 +16,7 @@ from hub.small_runs import REPO
 from huggingface_hub import HfApi
 
 from think_as_locals.hub.push import HubError, Pushed, prepare, upload
-from think_as_locals.types import ConfigError, DataError, RubricLanguage
+from think_as_locals.types import ConfigError, RubricLanguage
 
 PLANTED = b"what was planted here"
 FROM_MODEL = {
@@ -42,7 +42,7 @@ def test_push_sends_exactly_the_allowed_files(run: Path, hub: FakeHub, api: HfAp
         (run / "model" / name).write_bytes(PLANTED)
     for name, target in (("vocab.json", Path("/etc/passwd")), ("merges.txt", tmp_path / "secret.txt")):
         (run / "model" / name).symlink_to(target)
-        with pytest.raises(DataError, match=f"{name}: not a plain file"):
+        with pytest.raises(ConfigError, match=f"{name} is a link, and none is followed"):
             push(run, api)
         (run / "model" / name).unlink()
     (run / "model" / "LICENSE").write_text("Free.\n")

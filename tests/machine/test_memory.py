@@ -95,9 +95,9 @@ def test_run_is_refused_only_if_weights_and_optimizer_alone_do_not_fit(monkeypat
     monkeypatch.setattr(estimates, "count", lambda _: COUNTS)
     monkeypatch.setattr(estimates, "current_launch", lambda: replace(EIGHT, zero_stage=2))  # 15 and 90 / 8 GB
     for gigabytes, refused in ((None, False), (26, True), (27, False)):
-        monkeypatch.setattr(estimates, "gpu_bytes", lambda size=gigabytes: size and size * GB)
+        monkeypatch.setattr(estimates, "gpus", lambda size=gigabytes: [("a GPU", size * GB)] if size else [])
         assert bool(memory_faults(a_run())) == refused
-    monkeypatch.setattr(estimates, "gpu_bytes", lambda: 20 * GB)
+    monkeypatch.setattr(estimates, "gpus", lambda: [("a GPU", 20 * GB)])
     assert "lora=rank16" in memory_faults(a_run())[0]
 
 

@@ -41,7 +41,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def with_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
     for module in (gpus, workers):
         patch.setattr(module, "has_gpu", lambda: True)
-    patch.setattr("torch.cuda.device_count", lambda: count)
+        patch.setattr(module, "num_gpus", lambda: count)
 
 
 def environment_of(file: Path) -> dict[str, str]:

@@ -19,6 +19,7 @@ from think_as_locals.reward_models.judge import SETTINGS_FILE
 from think_as_locals.reward_models.training_items import TRAINING_ITEMS_FILE
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.model_files import files_fault
+from think_as_locals.runtime.run_folder import refuse_links
 from think_as_locals.types import ConfigError, DataError
 
 CARD = "README.md"
@@ -75,6 +76,8 @@ def collect_files(run: JudgeRun | ScalarRun, adapter: bool) -> tuple[list[HubFil
     With `adapter`, these are those of the LoRA adapter instead of the judge that it is merged into.
     """
     root = run.folder.path
+    for source in {root, *(result.path.parents[1] for result in run.results)}:
+        refuse_links(source)
     folder = run.folder.adapter if adapter else run.model
     if adapter:
         _check_adapter(run, folder)
@@ -85,7 +88,6 @@ def collect_files(run: JudgeRun | ScalarRun, adapter: bool) -> tuple[list[HubFil
     for path in sorted(folder.iterdir()):
         weights = _WEIGHTS.fullmatch(path.name) and path.name.startswith("adapter") == adapter
         if weights or path.name in allowed:
-            _check_plain(path, root)
             files.append(HubFile(path.name, path if weights else path.read_bytes()))
         elif path.name != CARD:  # the card is written anew
             left_out.append(f"{where}/{path.name!r}: not on the list of files that are pushed")
@@ -98,7 +100,8 @@ def collect_files(run: JudgeRun | ScalarRun, adapter: bool) -> tuple[list[HubFil
         of_adapter = json.loads((folder / _ADAPTER).read_bytes()) | base
         files = [_json_file(_ADAPTER, of_adapter) if file.path == _ADAPTER else file for file in files]
         extra = {SETTINGS_FILE, TRAINING_ITEMS_FILE, "LICENSE"} - {file.path for file in files}
-        files += [_read_plain(name, run.model / name, root) for name in sorted(extra) if (run.model / name).is_file()]
+        kept = [run.model / name for name in sorted(extra) if (run.model / name).is_file()]
+        files += [HubFile(path.name, path.read_bytes()) for path in kept]
     return [*files, *_about(run)], left_out
 
 
@@ -112,18 +115,7 @@ def _about(run: JudgeRun | ScalarRun) -> Iterator[HubFile]:
     for result in run.results:
         for stage, path in (("carb", result.path), ("probes", result.probes)):
             if path:
-                yield _read_plain(f"{stage}/{result.name.replace(', ', '-')}.json", path, path.parents[1])
-
-
-def _check_plain(path: Path, folder: Path) -> None:
-    """Raise a DataError unless a path is a file in a folder, without links on the way."""
-    if not path.is_file() or path.resolve() != folder.resolve() / path.relative_to(folder):
-        raise DataError(f"{path}: not a plain file of {folder}: put the file itself in place of a link")
-
-
-def _read_plain(name: str, path: Path, folder: Path) -> HubFile:
-    _check_plain(path, folder)
-    return HubFile(name, path.read_bytes())
+                yield HubFile(f"{stage}/{result.name.replace(', ', '-')}.json", path.read_bytes())
 
 
 def _json_file(name: str, value: dict[str, Any]) -> HubFile:

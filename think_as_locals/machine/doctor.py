@@ -165,7 +165,11 @@ def examine(config: Config | None, launch: Launch) -> list[Finding]:
     findings = [
         Finding("versions", ", ".join([f"Python {sys.version.split()[0]}", *versions])),
         Finding("CPU", f"{cores()} cores, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"),
-        Finding("GPU", gpu_fault() or ", ".join(gpus()), has_driver() and not has_gpu()),
+        Finding(
+            "GPU",
+            gpu_fault() or ", ".join(f"{name}, {size / 2**20:.0f} MiB" for name, size in gpus()),
+            has_driver() and not has_gpu(),
+        ),
         Finding("disk", f"{free / GB:.1f} GB free where runs go"),
         Finding("credentials", _credentials()),
     ]

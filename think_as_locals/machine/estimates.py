@@ -10,6 +10,7 @@ checkpointing keeps one number, and the rest for one layer at a time. A colocate
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from think_as_locals.config.launch import Launch
 from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
-from think_as_locals.runtime.gpus import gpu_bytes
+from think_as_locals.runtime.gpus import gpus
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.ranks import current_launch
 from think_as_locals.training.throughput import operations_per_token, product_rate
@@ -119,8 +120,7 @@ def describe(config: TrainingConfig, launch: Launch, counts: Counts) -> str:
 
 def memory_faults(config: TrainingConfig) -> list[str]:
     """Return a fault if weights and optimizer states alone need more than a GPU of this machine has."""
-    if (gpu := gpu_bytes()) is None:
-        return []
+    gpu = min((size for _, size in gpus()), default=math.inf)
     launch = current_launch()
     parts = estimate(config, launch, count(config))
     if (needed := parts["weights"] + parts["optimizer"]) <= gpu:

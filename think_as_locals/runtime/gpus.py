@@ -6,21 +6,25 @@ import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
 
 
-def has_gpu() -> bool:
-    """Return whether torch sees a GPU."""
+def num_gpus() -> int:
+    """Return how many GPUs torch sees."""
     # Importing torch takes seconds, and is not needed without a driver.
     if not find_spec("torch") or not has_driver():
-        return False
+        return 0
     import torch
 
-    return bool(torch.cuda.is_available())
+    return int(torch.cuda.device_count())
+
+
+def has_gpu() -> bool:
+    """Return whether torch sees a GPU."""
+    return num_gpus() > 0
 
 
 def has_driver() -> bool:
@@ -28,31 +32,12 @@ def has_driver() -> bool:
     return any(map(shutil.which, ("nvidia-smi", "rocm-smi"))) or any(path.exists() for path in _DRIVERS)
 
 
-def num_gpus() -> int:
-    """Return how many GPUs torch sees."""
-    if not has_gpu():
-        return 0
+def gpus() -> list[tuple[str, int]]:
+    """Return name and bytes of memory of each GPU that torch sees."""
     import torch
 
-    return int(torch.cuda.device_count())
-
-
-def gpu_bytes() -> int | None:
-    """Return the memory of the smallest GPU that torch sees, or `None` if it sees none."""
-    return min((gpu.total_memory for gpu in _seen_by_torch()), default=None)
-
-
-def _seen_by_torch() -> list[Any]:
-    if not has_gpu():
-        return []
-    import torch
-
-    return list(map(torch.cuda.get_device_properties, range(torch.cuda.device_count())))
-
-
-def gpus() -> list[str]:
-    """Return name and memory of each GPU that torch sees."""
-    return [f"{gpu.name}, {gpu.total_memory / 2**20:.0f} MiB" for gpu in _seen_by_torch()]
+    found = map(torch.cuda.get_device_properties, range(num_gpus()))
+    return [(gpu.name, gpu.total_memory) for gpu in found]
 
 
 def gpu_fault() -> str | None:

@@ -82,11 +82,8 @@ def launch_faults(config: TrainingConfig) -> list[str]:
 
 
 def _device_faults(dtype: str, deepspeed: bool, fsdp: bool) -> Iterator[str]:
-    if has_gpu():
-        import torch
-
-        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-        if here > gpus:
+    if gpus := num_gpus():
+        if (here := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > gpus:
             yield f"{here} GPUs: {here} processes were started here, torch sees {gpus}; set --num_processes"
     elif fsdp:
         yield "a GPU: FSDP shards nothing without; launch with --config_file launch/cpu_zero3.yaml"

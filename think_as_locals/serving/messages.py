@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from think_as_locals.data.languages import culture_code, culture_fault, named_culture
+from think_as_locals.data.fields import Culture
+from think_as_locals.data.languages import culture_code, culture_fault
 from think_as_locals.data.sources.jsonl import PLACEHOLDERS
 from think_as_locals.types import LABELS, Criterion, Item, shown
 
@@ -46,7 +47,7 @@ class JudgeItem(Message):
 
     prompt: Text
     responses: Annotated[list[Text], Field(min_length=2, max_length=len(LABELS))]
-    culture: Name | None
+    culture: Culture | None
     id: Name | None = None
     language: Name = "und"
     best: Any = None
@@ -55,14 +56,6 @@ class JudgeItem(Message):
     source: Any = None
     origins: Any = None
     turns: Any = None
-
-    @field_validator("culture")
-    @classmethod
-    def _check_culture(cls, culture: str | None) -> str | None:
-        named = culture and named_culture(culture)
-        if named and (fault := culture_fault(named)):
-            raise ValueError(fault)
-        return named
 
     def item(self, default_id: str) -> Item:
         """Return the `Item`; a `DataError` if two responses are equal or one is blank."""
