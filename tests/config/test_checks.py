@@ -331,6 +331,7 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         (GAIN | {"reward.criteria_gain.scorer": "reference"}, "reward.criteria_gain.scorer: no reference model with"),
         ({"reward.both_orders": True, "grpo.num_generations": 7}, "grpo.num_generations: got 7, expected an even"),
         (GAIN | {"reward.both_orders": True, "grpo.num_generations": 2}, "grpo.num_generations: got 2, expected at l"),
+        ({"reward.criteria_gain.clip": [1.0, -1.0]}, "reward.criteria_gain.clip: got [1.0, -1.0], expected the lowest"),
         ({"reward.own": {"brief": "own.py:brief"}}, "reward.own.brief: has no weight: set reward.weights.brief"),
         ({"reward.own": {"length": "own.py:f"}}, "reward.own.length: a component of this name exists"),
         ({"reward.own": {"brief": "own.py"}}, "reward.own.brief: got 'own.py'"),

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from items import make_item
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.judging import Evidence, parse
@@ -93,6 +94,20 @@ def test_reward_code_is_copied_and_resume_rejects_changed_code(own: Path, tmp_pa
     own.write_text(OWN.replace("0.5", "5.0"))
     with pytest.raises(ConfigError, match=rf"reward\.own\.brief: {re.escape(str(own))}:brief has changed since"):
         keep_sources(reference, kept)
+
+
+def test_kept_source_of_a_decorated_reward_is_its_own_and_a_file_is_run_once(own: Path, tmp_path: Path) -> None:
+    own.write_text(
+        "import torch\n\nmade = []\n\n"
+        "@torch.no_grad()\ndef first(judgement, item):\n    made.append(1)\n    return 0.0\n\n"
+        "def second(judgement, item):\n    return float(len(made))\n"
+    )
+    references = {name: f"{own}:{name}" for name in ("first", "second")}
+    keep_sources(references, tmp_path / "kept")
+    assert (tmp_path / "kept/first.py").read_text() == own.read_text()
+    first, second = load_custom_rewards(references).values()
+    given = parse("text", 4), make_item(), Evidence()
+    assert (first(*given), second(*given)) == (0.0, 1.0)
 
 
 # --- in a recipe ---

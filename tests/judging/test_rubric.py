@@ -94,6 +94,11 @@ def test_span_is_none_without_a_rubric_at_the_start(text: str) -> None:
     assert span(text) is None
 
 
+@pytest.mark.parametrize("thoughts", ["<think>\nB is right.\n</think>\n\n", "<think>\n\n</think>\n\n"])
+def test_span_is_without_thoughts(thoughts: str) -> None:
+    assert (span(thoughts + text_of(*LINES)) or "").strip() == span(text_of(*LINES)) == rubric_of(*LINES)
+
+
 tags = ["<rubric>", "</rubric>", "<verdict>", "</verdict>", "<analysis>"]
 pieces = st.sampled_from([*tags, "- 50 | Custom | Done.", "- 10 | B | x", "word", *"\n| ABCＢé7แ是.\u0301"])
 texts = st.lists(st.one_of(pieces, st.text(max_size=6)), max_size=40).map("".join)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -20,7 +21,7 @@ from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate, misattributed, with_origins
-from think_as_locals.types import VERDICT_PROMPTS, DataWarning, Demonstration, Item
+from think_as_locals.types import VERDICT_PROMPTS, DataWarning, Demonstration, Item, TrainingError
 
 CONFIG = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=40"])
 ITEMS = list(culture_cards.read_culture_cards(CONFIG.data, seed=0))
@@ -200,6 +201,38 @@ def test_prompt_tokens_carry_no_loss(tmp_path: Path, overrides: list[str]) -> No
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     (gradient,) = seen
     assert torch.equal((gradient.abs().amax(-1) > 0)[:, :-1], taught[:, 1:])
+
+
+def test_cold_start_whose_gradient_is_not_finite_ends(tmp_path: Path) -> None:
+    trainer = _trainer(tmp_path, list(demonstrate(ITEMS, 4, UNBIASED, seed=0)), "sft.learning_rate=1e30")
+    with pytest.raises(TrainingError, match="gradient not finite on rank 0"):
+        trainer.train_from(None)
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+
+
+def test_sampling_settings_that_transformers_would_not_save_are_saved_as_such(tmp_path: Path) -> None:
+    made = list(demonstrate(ITEMS, 4, UNBIASED, seed=0))
+    _trainer(tmp_path, made)
+    settings = {"do_sample": False, "temperature": 0.9, "eos_token_id": 3}
+    (tmp_path / "model/generation_config.json").write_text(json.dumps(settings))
+    config = load_recipe("recipes/quickstart.yaml", TINY)
+    assert config.sft is not None
+    trainer = ColdStartTrainer(config, config.sft, str(tmp_path / "model"), made, Checkpoints(tmp_path / "c", 1))
+    trainer.save_model(str(tmp_path / "saved"))
+    saved = json.loads((tmp_path / "saved/generation_config.json").read_text())
+    assert {name: saved[name] for name in settings} == settings | {"do_sample": True}
+
+
+@pytest.mark.parametrize("prompt", ["compact", "compact_analysis"])
+def test_responses_with_marks_of_a_verdict_or_control_tokens_are_quoted_harmlessly(prompt: str) -> None:
+    texts = ("Ends with </analysis> there.", "So <verdict>A</verdict>.", "See [[A]].", "Stop at <|im_end|> there.")
+    items = [
+        make_item(id=text, responses=(text, "A bow."), best=1, culture="TH", origins=("US", "TH")) for text in texts
+    ]
+    for made in demonstrate(items, 40, UNBIASED, 0, prompt):
+        judgement = prompt_format(prompt).read(made.completion, 2, "stop")
+        assert (judgement.issues, judgement.verdict) == ((), shuffle_responses(made.item, 0).best)
+        assert "<|im_end|>" not in made.completion
 
 
 def test_cold_start_uses_lora_only_for_pretrained_models(tmp_path: Path) -> None:

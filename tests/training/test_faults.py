@@ -21,7 +21,7 @@ def test_both_orders_train_in_one_group(tmp_path: Path) -> None:
     trainer.train()
     logs = [log for log in trainer.state.log_history if "reward" in log]
     assert len(logs) == 2
-    names = {"rewards/consistency/mean", "consistent_accuracy", "position/A", "position/D", "reward_faults"}
+    names = {"rewards/consistency/mean", "consistent_accuracy", "verdict/A", "verdict/D", "reward_faults"}
     assert names <= logs[0].keys()
     rows = trainer.rewards.take_rows()
     assert len(rows) == 16
@@ -58,7 +58,7 @@ def test_non_finite_loss_or_gradient_ends_run_before_optimizer_step(tmp_path: Pa
         TrainingError, match=rf"step 1: {what} not finite on rank 0; the optimizer did not use it"
     ) as caught:
         trainer.train()
-    assert "grpo.learning_rate" in str(caught.value)
+    assert "learning_rate" in str(caught.value)
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name])
     batch = safetensors.torch.load_file(tmp_path / "faults" / "step-1-rank-0.safetensors")

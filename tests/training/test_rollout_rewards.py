@@ -98,8 +98,8 @@ def test_components_match_the_pure_functions(make: Make) -> None:
 
 def test_shares_of_labels_are_logged(make: Make) -> None:
     _, logged = _score(make(), [*map(_verdict, (0, 0, 0, 2)), NONSENSE])
-    assert [logged[f"position/{label}"] for label in "ABCD"] == [0.75, 0.0, 0.25, 0.0]
-    assert "position/E" not in logged
+    assert [logged[f"verdict/{label}"] for label in "ABCD"] == [0.75, 0.0, 0.25, 0.0]
+    assert "verdict/E" not in logged
     assert "consistent_accuracy" not in logged
 
 

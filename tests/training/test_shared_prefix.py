@@ -257,13 +257,21 @@ def test_training_matches_trl_step_by_step(make: Make, monkeypatch: pytest.Monke
     assert any((parameter - before[name]).abs().max() > 1e-3 for name, parameter in theirs.items())
 
 
-def test_groups_of_equal_rewards_are_counted_though_their_mean_is_rounded(make: Make) -> None:
-    trainer = make(max_steps=1, gradient_accumulation_steps=2, generation_batch_size=16)
+@pytest.mark.parametrize(("differing", "scale"), [(0.1, "group"), (0.0, "group"), (0.0, "batch"), (0.0, "none")])
+def test_groups_of_equal_rewards_move_nothing_though_their_mean_is_rounded(
+    make: Make, differing: float, scale: str
+) -> None:
+    trainer = make(max_steps=1, gradient_accumulation_steps=2, generation_batch_size=16, scale_rewards=scale)
     trainer.num_generations = 8
-    trainer.reward_funcs = [lambda prompts, **_: [-0.8 if p == prompts[0] else -0.1 * i for i, p in enumerate(prompts)]]
+    trainer.reward_funcs = [
+        lambda prompts, **_: [-0.8 if p == prompts[0] else -0.8 - differing * i for i, p in enumerate(prompts)]
+    ]
     assert (torch.full((8,), -0.8) - torch.full((8,), -0.8).nanmean()).all()
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
-    assert trainer.state.log_history[0]["frac_reward_zero_std"] == 0.5
+    assert trainer.state.log_history[0]["frac_reward_zero_std"] == (0.5 if differing else 1)
+    moved = any((parameter != before[name]).any() for name, parameter in trainer.model.named_parameters())
+    assert (moved, trainer.num_updated_tokens > 2) == (bool(differing), bool(differing))
 
 
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
@@ -286,6 +294,7 @@ def test_vllm_importance_sampling_needs_no_extra_pass(
         monkeypatch.setattr(trainer, "_generate", _sampled)
         passes = _record_passes(trainer, monkeypatch)
         trainer._metrics["train"].clear()
+        trainer._metrics["train"]["sampling/effective_sample_size"].append(0.25)  # of an earlier step
         torch.manual_seed(7)
         inputs = trainer._prepare_inputs([{"prompt": "these"}] * 2 * G)
         assert len(passes) == (0 if shared else 1)

@@ -299,6 +299,10 @@ class CriteriaGainSection(Section):
     scorer: Literal["policy", "reference"]
     clip: Annotated[list[float], Field(min_length=2, max_length=2)]
 
+    def faults(self) -> Iterator[str]:
+        if self.clip[0] >= self.clip[1]:
+            yield f"clip: got {self.clip}, expected the lowest gain before the highest"
+
 
 class LengthSection(Section):
     """The last part of the maximum length, in which the overlong penalty grows, as a share."""

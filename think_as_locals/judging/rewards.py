@@ -230,7 +230,7 @@ def keep_sources(references: Mapping[str, str], folder: Path) -> None:
     """Copy the files of custom components to `folder/NAME.py`; raise a ConfigError if those of a resumed run differ."""
     for name, reference in references.items():
         kept = folder / f"{name}.py"
-        source = Path(inspect.getfile(_import_function(name, reference))).read_text(encoding="utf-8")
+        source = Path(inspect.getfile(inspect.unwrap(_import_function(name, reference)))).read_text(encoding="utf-8")
         if not kept.is_file():
             folder.mkdir(exist_ok=True)
             write_text(kept, source)
@@ -241,11 +241,14 @@ def keep_sources(references: Mapping[str, str], folder: Path) -> None:
             )
 
 
+_run = cache(run_path)  # once, for all functions of a file
+
+
 @cache
 def _import_function(name: str, reference: str) -> OwnReward:
     file, _, attribute = reference.rpartition(":")
     try:
-        function = resolve_name(reference) if not file.endswith(".py") else _from_file(name, Path(file), attribute)
+        function = resolve_name(reference) if not file.endswith(".py") else _from_file(Path(file), attribute)
     except Exception as error:  # whatever the user's own code raises
         raise ConfigError(f"reward.own.{name}: {reference}: {type(error).__name__}: {error}") from error
     if not inspect.isfunction(function):
@@ -260,10 +263,10 @@ def _import_function(name: str, reference: str) -> OwnReward:
     return function
 
 
-def _from_file(name: str, path: Path, attribute: str) -> Any:
+def _from_file(path: Path, attribute: str) -> Any:
     if not (file := path.expanduser()).is_file():
         raise FileNotFoundError(f"not found from {Path.cwd()}; start in the folder that the path is relative to")
-    found = run_path(str(file), run_name=f"own_reward_{name}")
+    found = _run(str(file.resolve()), run_name="own_reward")
     if attribute not in found:
         functions = [known for known, value in found.items() if inspect.isfunction(value)]
         raise LookupError(f"no {attribute} in it; functions there: {', '.join(functions) or 'none'}")

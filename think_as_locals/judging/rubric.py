@@ -13,7 +13,7 @@ from functools import cache
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 
-from think_as_locals.judging.formats import SECTIONS
+from think_as_locals.judging.formats import SECTIONS, without_thinking
 from think_as_locals.types import LABELS, DataError, Item, Judgement, Rubric
 
 _GRAM = 3  # letters: suits scripts with and without spaces between words
@@ -38,7 +38,7 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
 
     Returns `None` if there is no parsed rubric, text before it, or a response named in the first criterion.
     """
-    text = judgement.completion
+    text = without_thinking(judgement.completion)
     start = text.find(_OPENING)
     if judgement.rubric is None or text[:start].strip():
         return None

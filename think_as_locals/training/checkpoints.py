@@ -46,6 +46,7 @@ from think_as_locals.runtime.output import print_error
 from think_as_locals.runtime.processes import STOP_SIGNALS, end_at_next, on_signals
 from think_as_locals.runtime.ranks import uses_deepspeed
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder, rewind
+from think_as_locals.training.faults import StepGuard
 from think_as_locals.training.logging import MetricsWriter, ShardsWriter
 from think_as_locals.types import ConfigError, RunStoppedError, TrainingError
 
@@ -153,17 +154,15 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _write_together(target: str, folder: Path, then: str, work: Callable[[], Any]) -> list[Any]:
-    """Return every rank's result of `work`; if a rank fails, all raise TrainingError."""
-    result, fault = None, None
+def _write_together(target: str, folder: Path, then: str, work: Callable[[], Any]) -> None:
+    """Do `work` on every rank; if one fails, all raise TrainingError."""
+    fault = None
     try:
-        result = work()
+        work()
     except Exception as error:  # torch, safetensors and DeepSpeed each have errors of their own for a full disk
         fault = _reason(error, folder)
-    ranks = gather_object([(result, fault)])
-    if bad := [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(ranks) if fault]:
+    if bad := [f"rank {rank}: {fault}" for rank, fault in enumerate(gather_object([fault])) if fault]:
         raise TrainingError(f"{target} could not be written ({'; '.join(bad)}); run.resume=auto then {then}")
-    return [result for result, _ in ranks]
 
 
 def _reason(error: Exception, folder: Path) -> str:
@@ -219,7 +218,10 @@ class CheckpointedTrainer(Trainer):
             super().__init__(**settings)
         require_embeddings(str(settings["model"]), self.accelerator.unwrap_model(self.model), self.processing_class)
         check_adapted_layers(self.model)
+        allow_saving(self.accelerator.unwrap_model(self.model))
         self.checkpoints = checkpoints
+        self.step_guard = StepGuard(self.accelerator, checkpoints.folder.with_name("faults"))
+        self.add_callback(self.step_guard)
         self.resumed_from: Path | None = None
         self.add_callback(_Restore(self))
         self.remove_callback(PrinterCallback)  # `LiveView` shows what it would print
@@ -280,6 +282,15 @@ class CheckpointedTrainer(Trainer):
         values, tensors = self.rank_state()
         save_file(tensors, stem.with_suffix(".safetensors"))
         write_text(stem.with_suffix(".json"), json.dumps(values))
+
+
+def allow_saving(model: Any) -> None:
+    """Have a model that comes with settings for sampling sample: without, transformers loads it, but never saves it."""
+    if settings := getattr(model, "generation_config", None):
+        try:
+            settings.validate(strict=True)
+        except ValueError:
+            settings.do_sample = True
 
 
 def check_adapted_layers(model: Any) -> None:
@@ -419,7 +430,7 @@ def stop_if_requested(run: str, signals: StopSignals, stage: str) -> None:
     """Raise RunStoppedError if a signal stops the run; all ranks call this together."""
     if signals.stop_requested():
         raise RunStoppedError(
-            f"{run} was asked to stop and has saved after {stage}: continue it with run.name={run} run.resume=auto"
+            f"{run} was asked to stop and has saved after {stage}: repeat it with run.name={run} run.resume=auto"
         )
 
 
@@ -452,7 +463,9 @@ def save_model(
         with unsharded():  # this rank loads the base alone
             # The adapter's file has all that was trained: no rank needs to hold the policy's weights whole.
             merged = PeftModel.from_pretrained(load(base, **loading), str(output.adapter))
-            merged.merge_and_unload().save_pretrained(unfinished)
+            whole = merged.merge_and_unload()
+            allow_saving(whole)
+            whole.save_pretrained(unfinished)
         trainer.processing_class.save_pretrained(unfinished)
 
     def commit() -> None:

@@ -33,7 +33,7 @@ from think_as_locals.engines import Chat
 from think_as_locals.engines.transformers_engine import bare_model
 from think_as_locals.judging import prompt_format, render_presented, reorder_responses
 from think_as_locals.judging.formats import Format
-from think_as_locals.judging.prompt import culture_name, shuffled_order
+from think_as_locals.judging.prompt import CHAT_TOKENS, culture_name, neutralise, shuffled_order
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import LazyDataset, adapter_config, trl_arguments
@@ -223,7 +223,7 @@ def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdic
     lines = [
         line.substitute(
             label=label,
-            response=response,
+            response=neutralise(response, (*CHAT_TOKENS, *format_.reserved_marks)),
             item_culture=culture_name(presented.culture),
             culture=culture_name(belief),
             fits=_TEXTS["yes" if belief == right else "no"],

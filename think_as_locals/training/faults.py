@@ -47,6 +47,8 @@ class RewardGuard:
         found: list[dict[str, float] | str] = []
 
         def work() -> None:
+            if (device := PartialState().device).type == "cuda":
+                torch.cuda.set_device(device)  # a new thread begins with the first GPU
             for rollout in rollouts:
                 try:
                     found.append({name: float(function(*rollout)) for name, function in functions.items()})
@@ -182,7 +184,7 @@ class StepGuard(TrainerCallback):
             }
             batch = safetensors.torch.save(tensors)
             _record(self._folder, step, self._accelerator.process_index, quantity, batch, ".safetensors")
-        remedy = "start again with a lower grpo.learning_rate or grpo.max_grad_norm"
+        remedy = "start again with a lower learning_rate or max_grad_norm"
         raise _not_finite_error(quantity, step, ranks, self._folder, remedy)
 
 

@@ -40,7 +40,6 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.ahead import SampledAhead
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, StopSignals, Values, train_stage
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
-from think_as_locals.training.faults import StepGuard
 from think_as_locals.training.logging import CompletionsWriter, EvalCallback, LiveView, tracked
 from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedGeneration, rollout_arguments
@@ -99,8 +98,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self._operations_per_token = operations_per_token(*count_parameters(self.model.parameters()))
         on_gpu = self.accelerator.device.type == "cuda"  # what else a CPU does changes its rate
         self._product_rate = product_rate(config.model.dtype) if on_gpu else None
-        self._step_guard = StepGuard(self.accelerator, folder.faults)
-        self.add_callback(self._step_guard)
+        self._logged_tokens, self._update_seconds = 0, 0.0
         self._ahead: SampledAhead | None = None
         if ahead := config.rollout.ahead:
             methods = self.sync_weights, self.make_order, self.log_rollouts
@@ -123,21 +121,23 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         On a GPU also their MFU, of the rate of a large matrix product; what gradient checkpointing computes again does
         not count.
         """
-        before = self.num_updated_tokens
         loss: Tensor = super().training_step(*args, **kwargs)
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize()
-        rate = (self.num_updated_tokens - before) / (time.perf_counter() - self._update_start)
-        self.log_rollouts("update/tokens_per_s", rate)
-        if self._product_rate:
-            self.log_rollouts("update/mfu", rate * self._operations_per_token / self._product_rate)
+        self._update_seconds += time.perf_counter() - self._update_start
+        if self.accelerator.sync_gradients:  # of all micro-steps, of which some have no advantages and few tokens
+            rate = (self.num_updated_tokens - self._logged_tokens) / self._update_seconds
+            self._logged_tokens, self._update_seconds = self.num_updated_tokens, 0.0
+            self.log_rollouts("update/tokens_per_s", rate)
+            if self._product_rate:
+                self.log_rollouts("update/mfu", rate * self._operations_per_token / self._product_rate)
         return loss
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's loss; a TrainingError if it is not finite on every rank."""
         self._update_start = time.perf_counter()
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        self._step_guard.check_loss(loss, inputs, self.state.global_step + 1)
+        self.step_guard.check_loss(loss, inputs, self.state.global_step + 1)
         return loss
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:

@@ -138,7 +138,7 @@ class Rewards:
         """Log the share of verdicts for each label, and how often both orders of an item are judged right."""
         given = [verdict for verdict, _ in verdicts if verdict is not None]
         for slot, label in enumerate(self._labels):
-            log(f"position/{label}", given.count(slot) / max(1, len(given)))
+            log(f"verdict/{label}", given.count(slot) / max(1, len(given)))
         if self._both_orders:
             right, half = [right for _, right in verdicts], self._group // 2
             pairs = [p for p in range(len(right)) if p % self._group < half]

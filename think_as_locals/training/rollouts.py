@@ -15,7 +15,7 @@ from itertools import cycle
 from pathlib import Path
 from socket import socket
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
@@ -45,7 +45,6 @@ _LIKELIEST = 20  # token ids per position; vLLM returns at most 20 unless config
 _NEGLIGIBLE = 0.1  # share of a tolerance that log-probabilities may always differ by
 CHECK_SAMPLING = {"temperature": 0.0, "max_tokens": _TOKENS, "logprobs": _LIKELIEST, "ignore_eos": True}
 
-T = TypeVar("T")
 Parameters = Iterator[tuple[str, torch.Tensor]]
 Lookups = tuple[float, float]
 """Hits and queries of a prefix cache, in tokens."""

@@ -33,9 +33,6 @@ from think_as_locals.runtime.ranks import uses_deepspeed
 
 _logger = logging.getLogger(__name__)
 
-# The largest of a group is below this for equal rewards, and near 1 for others.
-_NO_ADVANTAGE = 0.01
-
 
 class SharedPrefixTrainer(GRPOTrainer):
     """TRL's GRPOTrainer with packed groups; takes the same arguments. Prefix grouping: arXiv 2506.05433.
@@ -105,15 +102,15 @@ class SharedPrefixTrainer(GRPOTrainer):
         return self._buffered_inputs[self._step % parts]
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Return TRL's batch; its log counts a group of equal rewards as such though their float32 mean is rounded."""
+        """Return TRL's batch, with no advantage for groups of equal rewards, though their float32 mean is rounded."""
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if (
-            self.model.training
-            and self.scale_rewards == "group"
-            and self.multi_objective_aggregation == "sum_then_normalize"
-        ):
-            largest = self.accelerator.gather(batch["advantages"]).view(-1, self.num_generations).abs().amax(1)
-            self._metrics["train"]["frac_reward_zero_std"][-1] = (largest < _NO_ADVANTAGE).float().mean().item()
+        if self.model.training and self.multi_objective_aggregation == "sum_then_normalize":
+            groups = self.accelerator.gather(batch["advantages"]).view(-1, self.num_generations)
+            equal, size = groups.amax(1) == groups.amin(1), len(batch["advantages"])
+            self._metrics["train"]["frac_reward_zero_std"][-1] = equal.float().mean().item()
+            first = self.accelerator.process_index * size
+            here = equal.repeat_interleave(self.num_generations)[first : first + size]
+            batch["advantages"] = batch["advantages"].masked_fill(here, 0.0)
         return batch
 
     @property
@@ -319,7 +316,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         for name in ("old_per_token_logps", "importance_sampling_ratio"):
             batch.pop(name, None)
         for name, values in self._metrics["train"].items():
-            if name.startswith("sampling/"):
+            if name.startswith(("sampling/sampling_", "sampling/importance_")):
                 values.pop()
         if self._on_policy:
             return
