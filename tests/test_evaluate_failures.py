@@ -217,6 +217,21 @@ def test_too_long_setting_can_change_on_resume_without_rescoring(
     assert tal(*evaluation.words, "run.resume=auto").status == 1  # which is an error again
 
 
+def test_resumed_evaluation_of_other_items_or_candidates_is_refused(evaluation: Evaluation, tal: Tal) -> None:
+    items, candidates = (evaluation.folder / f"{name}.jsonl" for name in ("items", "candidates"))
+    row = {"id": "1", "prompt": "?", "language": "en", "candidates": ["a", "b"], "qualities": [0, 1]}
+    candidates.write_text(json.dumps(row))
+    words = [*evaluation.words[:7], f"eval.candidates={candidates}"]
+    assert tal(*words).status == 0
+    for file in (items, candidates):
+        whole = file.read_text()
+        file.write_text(whole.replace("rice 3", "rice 4").replace("[0, 1]", "[1, 0]"))
+        done = tal(*words, "run.resume=auto")
+        assert (done.status, "the data differ from those that" in done.err) == (2, True), done.err
+        file.write_text(whole)
+    assert tal(*words, "run.resume=auto").status == 0
+
+
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
@@ -232,7 +247,7 @@ def test_full_disk_or_signal_ends_evaluation_with_resume_command(
     make_classifiers_fail({"good": error}, monkeypatch)
     done = tal(*evaluation.words, "run.name=mine")
     assert (done.status, message in done.err) == (status, True), done.err
-    assert done.err.endswith(" continue it with run.name=mine run.resume=auto\n")
+    assert done.err.endswith(" repeat the command with run.name=mine run.resume=auto\n")
     assert [path.name for path in (evaluation.folder / "mine" / "carb").glob("*.json")] == ["constant.json"]
     assert not (evaluation.folder / "mine" / "failed").exists()
 

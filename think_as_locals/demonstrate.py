@@ -152,6 +152,7 @@ def _outcome(teacher: Judge, request: Request, answer: Answer) -> tuple[str, Seq
 def table(summary: Mapping[str, Any]) -> DataFrame:
     """Return the yield by culture as a table, with all items in its last row."""
     counted = {"completions": "completions", "right": "right", "wrong": "wrong", "out_of_format": "out of format"}
+    counted |= {"too_long": "too long"} if summary["too_long"] else {}
     counted |= {"hinted": "by hint"} if summary["hinted"] else {}
     parts = {**summary["by_culture"], "all": summary}
     return yield_table("culture", "items demonstrated, %", parts, counted)

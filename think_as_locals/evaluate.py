@@ -244,11 +244,12 @@ class RewardModelEvaluation:
         """Measure which candidates it selects, and how good these are if that is known."""
         config, section, rows = self.config, self.config.rms[self.name], self.data.candidates
         listwise = isinstance(section, QuerySection) and section.protocol == "listwise"
-        chosen = downstream.tournament(rows, collector.scores, _COMPARED if listwise else len(LABELS), config.seed)
+        size = _COMPARED if listwise else len(LABELS)
+        chosen, unsure = downstream.tournament(rows, collector.scores, size, config.seed)
         table = self._result("selections").with_suffix(".jsonl")
         table.unlink(missing_ok=True)  # of a run that was killed between the two files
         downstream.write_selections(rows, chosen, table)
-        found: dict[str, Any] = {"n": len(rows)}
+        found: dict[str, Any] = {"n": len(rows), "unsure": unsure}
         if rows[0].qualities is not None:
             found |= downstream.selection_quality(rows, chosen, config.eval.bootstrap_samples, config.seed)
         write_json(self._result("selections"), found)

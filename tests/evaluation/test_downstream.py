@@ -68,7 +68,7 @@ texts = st.lists(st.integers(1, 60).map(lambda n: "x" * n), min_size=1, max_size
 def test_consistent_scorer_selects_the_best(rows: list[list[str]], group_size: int, seed: int) -> None:
     asked = [a_row(row, number) for number, row in enumerate(rows)]
     expected = [row.index(max(row, key=len)) for row in rows]
-    assert tournament(asked, by_length, group_size, seed) == expected
+    assert tournament(asked, by_length, group_size, seed) == (expected, 0)
 
 
 @settings(max_examples=50)
@@ -77,8 +77,8 @@ def test_selection_does_not_depend_on_order_of_candidates_and_rows(
     row: list[str], mixed: random.Random, group_size: int
 ) -> None:
     other = sorted(row, key=lambda _: mixed.random())
-    first, _ = tournament([a_row(row), a_row("ab", 1)], constant, group_size, 0)
-    _, again = tournament([a_row("ab", 1), a_row(other)], constant, group_size, 0)
+    (first, _), _ = tournament([a_row(row), a_row("ab", 1)], constant, group_size, 0)
+    (_, again), _ = tournament([a_row("ab", 1), a_row(other)], constant, group_size, 0)
     assert row[first] == other[again]
 
 
@@ -88,7 +88,7 @@ def test_selection_does_not_depend_on_order_of_candidates_and_rows(
 def test_tournament_asks_in_rounds_of_the_group_size(group_size: int, sizes: list[list[int]]) -> None:
     scorer = RecordingScorer()
     rows = [a_row(["x" * (i + 1) for i in range(16)], number) for number in range(3)]
-    assert tournament(rows, scorer, group_size, 0) == [15, 15, 15]
+    assert tournament(rows, scorer, group_size, 0) == ([15, 15, 15], 0)
     assert [[len(item.responses) for item in call] for call in scorer.calls] == sizes
 
 
@@ -103,7 +103,7 @@ def test_tournament_asks_first_in_even_parts(number: int, sizes: list[int]) -> N
 def test_tournament_deduplicates_candidates_and_skips_single_ones() -> None:
     scorer = RecordingScorer()
     rows = [a_row(["a", "bb", "a", "bb"], 5, prompt="What?", culture=None), a_row(["a", "a"], 1)]
-    assert tournament(rows, scorer, 8, 0) == [1, 0]
+    assert tournament(rows, scorer, 8, 0) == ([1, 0], 0)
     ((item,),) = scorer.calls
     assert (item.prompt, item.culture, item.language, set(item.responses)) == ("What?", None, "th", {"a", "bb"})
     assert len(item.responses) == 2
@@ -111,10 +111,18 @@ def test_tournament_deduplicates_candidates_and_skips_single_ones() -> None:
 
 def test_ties_are_broken_at_random_by_seed() -> None:
     rows = [a_row([f"{i}" for i in range(16)], number) for number in range(400)]
-    chosen = tournament(rows, constant, 4, 0)
+    chosen, _ = tournament(rows, constant, 4, 0)
     assert set(chosen) == set(range(16))
     assert 6 < sum(chosen) / len(chosen) < 9
-    assert chosen != tournament(rows, constant, 4, 1)
+    assert chosen != tournament(rows, constant, 4, 1)[0]
+
+
+def test_rows_with_candidates_without_a_score_are_counted() -> None:
+    def short_ones(items: Sequence[Item]) -> list[tuple[float, ...]]:
+        return [tuple(math.nan if score > 4 else score for score in scores) for scores in by_length(items)]
+
+    rows = [a_row(["x" * (first + i) for i in range(4)], first) for first in (1, 3)]
+    assert tournament(rows, short_ones, 2, 0) == ([3, 1], 1)
 
 
 # --- what it is worth ---
@@ -258,6 +266,12 @@ def test_read_results_takes_macro_accuracy_from_an_evaluation(tmp_path: Path) ->
     summary = carb.read(table.with_suffix(".json"))
     assert summary["macro"]["accuracy"] != pytest.approx(summary["accuracy"])
     assert read_results(tmp_path) == [Result("mine", summary["macro"]["accuracy"], 3.5, benchmark="cards")]
+    unsure = {"selected": {"mean": 3.5}, "n": 40, "unsure": 7}
+    (tmp_path / "selections/mine.json").write_text(json.dumps(unsure))
+    (tmp_path / "carb/mine.json").write_text(json.dumps(summary | {"too_long": {"exclude": ["a"], "wrong": []}}))
+    (found,) = read_results(tmp_path)
+    assert "1 items too long for it or refused, left out: a" in found.warning
+    assert "some candidates of 7 of 40 rows have no score" in found.warning
 
 
 def test_validity_command_prints_tables_json_and_warnings(tmp_path: Path, tal: Tal) -> None:

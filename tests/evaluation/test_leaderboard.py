@@ -320,6 +320,15 @@ def test_every_judgement_is_embedded_in_the_page(evil: Path, tmp_path: Path) -> 
     assert data["cultures"]["TH"] == "Thailand"
 
 
+def test_refused_item_is_on_the_page_as_one_that_is_too_long(tmp_path: Path) -> None:
+    first, *others = predictions(lambda i: i % 3)
+    issues = replace(first.judgement, verdict=None, rubric=None, issues=("refused",))
+    measure(tmp_path, "judge", [replace(first, judgement=issues), *others])
+    made = (data := embedded(Page(write_leaderboard([tmp_path], tmp_path / "out"))))["judgements"]
+    refused = made["issues"].index(["refused"])
+    assert data["outcomes"][made["outcome"][refused]] == "too long"
+
+
 def test_page_over_the_size_limit_samples_complete_items(
     evaluation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,17 @@ def by_id(scores: dict[str, tuple[float, ...]]) -> Scorer:
     return lambda items: [scores[item.id] for item in items]
 
 
+def test_edit_of_a_conversation_is_compared_with_its_one_turn() -> None:
+    turns = (("user", "Hello"), ("assistant", "Good day"), ("user", "What do people in Japan eat?"))
+    prompt = "\n\n".join(f"{role}: {text}" for role, text in turns)
+    found = probe(
+        [an_item(i, prompt=prompt, turns=turns) for i in range(3)],
+        lambda asked: [tuple(float(i * len(item.messages)) for i in range(2)) for item in asked],
+    )
+    assert found["spread"] == pytest.approx(1.5)  # of three messages
+    assert (found["RC"]["n"], means(found, "RC")) == (3, (0.0, 0.0))
+
+
 def test_relative_and_paper_form_match_hand_computed_values() -> None:
     scores = {"0": (3.0, 1.0), "0#RC": (2.0, 1.0), "0#RP": (3.0, 1.0)}
     scores |= {"1": (-2.0, 0.0), "1#RC": (-1.0, 0.0), "1#RP": (-2.0, 0.0)}

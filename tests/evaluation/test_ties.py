@@ -149,7 +149,10 @@ def test_score_is_that_of_the_published_formula(prompts: dict[str, tuple[list[fl
         rows |= {f"tied:{name}": (good, bad), f"ref:{name}": (ref[:1], ref_bad)}
         if min(good) == max(good) and min(min(good) - max(bad), ref[0] - max(ref_bad)) == 0:
             return  # 0 / 0
-    assert composite(tabulate(judged(rows))) == pytest.approx(published(rows), abs=1e-9)
+    table = tabulate(judged(rows))
+    assert composite(table) == pytest.approx(published(rows), abs=1e-9)
+    right = [float(min(good) > max(bad)) for good, bad in rows.values()]
+    assert merge_rows(table)["credit"].mean() == pytest.approx(statistics.fmean(right))
 
 
 def test_comparisons_and_single_rows_have_no_score() -> None:

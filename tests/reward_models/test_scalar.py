@@ -88,7 +88,7 @@ def test_conversation_reaches_the_template_from_a_policy_too(path: str) -> None:
     asked = [[*messages, {"role": "user", "content": "who?"}]] * 2
     assert GroupReward(rm).score(asked, item.responses) == pytest.approx(expected, abs=1e-5)
     row = Candidates(id="1", prompt=item.prompt, turns=turns, language="en", candidates=list(item.responses))
-    best = tournament([row], rm.score, 8, seed=0)
+    best, _ = tournament([row], rm.score, 8, seed=0)
     assert best == [expected.index(max(expected))]
 
 

@@ -176,8 +176,8 @@ NOWHERE = "helps in 0 of 2 countries: in no country does accuracy on the minorit
 
 @pytest.mark.parametrize(
     ("changes", "results", "there", "absent"),
-    [  # one pair of the minority has no interval
-        ({}, RESULTS, ["Thailand (TH) yes +50.0, n 1"], ["by the number of pairs", "left out"]),
+    [  # one pair of the minority has the widest of intervals
+        ({}, RESULTS, ["Thailand (TH) yes +50.0 [-100.0, +100.0], n 1"], ["by the number of pairs", "left out"]),
         (NO_MINORITY, RESULTS, ["no test pair counts as a minority's view"], ["further right"]),
         ({"left_out": 17}, RESULTS, ["17 training and test pairs are left out"], []),
         ({}, AS_FULL, ["Full fine-tuning helps in"], []),

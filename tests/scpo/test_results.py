@@ -85,6 +85,17 @@ def test_seed_spread_is_the_stdev_of_means_over_countries() -> None:
     assert mean(of_one_seed)["seeds"] == {"n": 1, "overall": None, "minority": None}
 
 
+def test_gain_of_a_single_person_is_not_significant() -> None:
+    items = [item(f"c{i}", "CL", "p1") for i in range(3)]
+    one = replace(held_out(), items=items, minority=frozenset(i.id for i in items), questions=[])
+    before, after = ({f"c{i}": margin for i in range(3)} for margin in (-1.0, 1.0))
+    found = summarise(one, scores(before), [variant_result("CL", 0, after)])
+    gain = row(found, "CL")["minority"]["gain"]
+    assert gain["mean"] == 1
+    assert gain["ci95"][0] < 0
+    assert (row(found, "CL")["helps"], found["improved"]["scpo"]["significantly"]) == ("yes", 0)
+
+
 def test_ties_and_countries_without_kept_pairs_gain_nothing() -> None:
     found = summarise(held_out(tie=0.0), scores(BEFORE), RESULTS)
     assert figures(row(found, "CL")["overall"]) == pytest.approx((3, 2 / 3, 2 / 3 - 1 / 3))

@@ -135,7 +135,7 @@ def test_stopped_sweep_resumes_and_tabulates_failed_jobs(tmp_path: Path, warm_py
     first.send_signal(signal.SIGTERM)
     output, _ = first.communicate(timeout=300)
     assert first.returncode == 75, output
-    assert "continue it with run.name=four run.resume=auto" in output
+    assert "repeat the command with run.name=four run.resume=auto" in output
     assert "accelerate.commands.launch" in names
     assert not psutil.wait_procs(started, timeout=10)[1]
     before = json.loads((folder / "sweep.json").read_text())

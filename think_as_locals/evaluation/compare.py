@@ -110,7 +110,8 @@ def _check_same_items(a: Sequence[Item], b: Sequence[Item]) -> None:
     if named:
         raise DataError(
             f"the runs are over different items: {', '.join(named)}; of {len(first)} and {len(second)}. "
-            "Compare runs with the same data, split, seed and eval.max_items"
+            "Compare runs with the same data, split, seed and eval.max_items, and where items are too long for one "
+            "with eval.too_long=wrong"
         )
 
 

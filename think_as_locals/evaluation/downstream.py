@@ -23,7 +23,6 @@ from think_as_locals.data.load import Candidates
 from think_as_locals.data.rows import faults_of, read_rows
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.breakdowns import macro_warning
 from think_as_locals.evaluation.pages import BLUE, GREY, draw, page_style, svg
 from think_as_locals.evaluation.probes import Scorer
 from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
@@ -36,13 +35,15 @@ _MIN_RMS = 3  # with fewer reward models every correlation is perfect, or undefi
 _FEW_RMS = 10  # with fewer the result carries a warning
 
 
-def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed: int) -> list[int]:
-    """Return the index of the candidate that wins a knock-out tournament, for each row.
+def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed: int) -> tuple[list[int], int]:
+    """Return the index of the candidate that wins a knock-out tournament, for each row, and the number of unsure rows.
+
+    In these some candidate had no score: it was too long, or the judgement could not be parsed.
 
     The highest score of a group reaches the next round (after a tie or parse failures the first drawn), as does one
     alone in its group. A hash of seed, id and text decides the draw. The scorer is called once for each round.
     """
-    left = [_shuffled(row, seed) for row in rows]
+    left, unsure = [_shuffled(row, seed) for row in rows], set[int]()
     stage = 0
     while any(len(drawn) > 1 for drawn in left):
         stage += 1
@@ -50,7 +51,8 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
         left = [[] for _ in rows]
         for (number, part), scores in zip(parts, _part_scores(rows, parts, scorer, f"{stage}."), strict=True):
             left[number].append(part[scores.index(max(scores))])
-    return [winner for (winner,) in left]
+            unsure.update([number] if -math.inf in scores else [])
+    return [winner for (winner,) in left], len(unsure)
 
 
 def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples: int, seed: int) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class Result:
     name: str
     accuracy: float
     downstream: float
-    warning: str = ""  # missing cells, and items it was trained on
+    warning: str = ""  # what is doubtful about them
     benchmark: str = ""  # what it was evaluated on
     trained_on: bool = False  # some of those items
 
@@ -161,14 +163,16 @@ def read_results(path: Path) -> list[Result]:
             results.append(Result(fields.name, fields.accuracy, fields.downstream))
         return results
     for file in sorted((folder := RunFolder(path)).results("selections")):
-        selected = read_json(file).get("selected")
-        if selected is None:
+        found = read_json(file)
+        if (selected := found.get("selected")) is None:
             raise DataError(f"{file}: the candidates had no qualities; add them, and evaluate again")
         summary = carb.read(folder.result("carb", file.stem))
-        macro, note = summary["macro"], carb.trained_on_note(summary)  # macro accuracy ranks reward models
-        doubts = "; ".join(filter(None, [macro_warning(macro), note and f"{file.stem} was {note}"]))
-        found, on = (float(macro["accuracy"]), float(selected["mean"])), carb.benchmark(summary["dataset"]).rstrip(",")
-        results.append(Result(file.stem, *found, doubts, on, bool(note)))
+        doubts, on = carb.warnings(file.stem, summary), carb.benchmark(summary["dataset"]).rstrip(",")
+        if found.get("unsure"):
+            doubts.append(f"{file.stem}: some candidates of {found['unsure']:,} of {found['n']:,} rows have no score")
+        accuracy = float(summary["macro"]["accuracy"])  # which ranks reward models
+        trained_on = bool(carb.trained_on_note(summary))
+        results.append(Result(file.stem, accuracy, float(selected["mean"]), "; ".join(doubts), on, trained_on))
     if not results:
         raise DataError(f"{path}: no selections/NAME.json; evaluate with eval.candidates=FILE")
     return results

@@ -17,12 +17,15 @@ from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracy, codes, difference
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.formats import VOIDING
-from think_as_locals.reward_models.reward_model import REFUSED, ScoredItem, is_unanswered
+from think_as_locals.reward_models.reward_model import ScoredItem, is_unanswered
 from think_as_locals.runtime.files import parquet_batches
 from think_as_locals.types import ITEM_FIELDS, LABELS, DataError, Item, first_of
 
 JudgementOutcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
-"""The outcome of a judgement; in a tie the best response shares the highest score with others."""
+"""The outcome of a judgement; in a tie the best response shares the highest score with others.
+
+Of an item that a server refused it is `too long`: neither is judged.
+"""
 
 OUTCOMES: tuple[JudgementOutcome, ...] = get_args(JudgementOutcome)
 
@@ -77,9 +80,8 @@ def annotate(table: pd.DataFrame) -> pd.DataFrame:
         parse_failure=table["verdict"].isna() & ~issues.map(VOIDING.isdisjoint).astype(bool),
         too_long=issues.map(is_unanswered).astype(bool),
     )
-    refused = issues.map(lambda of_row: REFUSED in of_row).astype(bool)
-    kinds = [refused, found["too_long"], found["parse_failure"], found["credit"] == 1, found["credit"] > 0]
-    return found.assign(outcome=np.select(kinds, ["refused", "too long", "parse failure", "right", "tie"], "wrong"))
+    kinds = [found["too_long"], found["parse_failure"], found["credit"] == 1, found["credit"] > 0]
+    return found.assign(outcome=np.select(kinds, ["too long", "parse failure", "right", "tie"], "wrong"))
 
 
 _TEXTS = [name for name in (*ITEM_FIELDS, "label", "completion") if name != "best"]
@@ -185,13 +187,14 @@ def row_name(name: str) -> str:
 
 
 def merge_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return judgements with one item for each row of Ties, with the lowest credit of the row's items."""
+    """Return judgements with one item for each row of Ties, which is right if all of the row's items are."""
     # An item that was not taken (too long, or refused) stands for its row, otherwise the first one.
     names = table["id"].map(row_name)
     ties = names != table["id"]
     if not ties.any():
         return table
     worst = table.groupby(names)[["credit", "correct"]].transform("min")
+    worst["credit"] = worst["credit"].eq(1).astype(float)  # a wrong answer as good as a right one makes the row wrong
     shown = table.assign(taken=~table["issues"].map(is_unanswered).astype(bool)).sort_values("taken", kind="stable")
     merged = table.assign(**{name: worst[name].where(ties, table[name]) for name in worst})
     return merged[~ties | (table["id"] == names.map(shown.groupby(names)["id"].first()))]

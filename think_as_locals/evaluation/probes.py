@@ -71,16 +71,17 @@ def probe(
         raise DataError("no items to probe a reward model with")
     # Sorted, since sums are rounded: the result must not depend on the order of items.
     pairs = {edit: sorted(of_edit, key=lambda pair: pair.before.id) for edit, of_edit in edits.items()}
-    every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair[:2])]))
-    scores = dict(zip(every, scorer(every), strict=True))
-    spread = _spread([scores[item] for item in items])
+    edited_items = (item for edited in pairs.values() for pair in edited for item in pair[:2])
+    every = list(dict.fromkeys((item, item.turns) for item in (*items, *edited_items)))
+    scores = dict(zip(every, scorer([item for item, _ in every]), strict=True))
+    spread = _spread([scores[item, item.turns] for item in items])
     estimate = partial(estimate_mean, samples=samples, seed=seed)
     found: dict[str, Any] = {"n_items": len(items), "spread": spread}
     ids = {item.id for item in items}
     for name, edited in pairs.items():
         changes = []
         for before, after, language in edited:
-            old, new = scores[before], scores[after]
+            old, new = scores[before, before.turns], scores[after, after.turns]
             relative = _percent(_margin(new, after.best) - _margin(old, before.best), spread)
             paper = _percent(new[after.best] - old[before.best], old[before.best])
             changes.append(Change(before, language, {"relative": relative, "paper": paper}))

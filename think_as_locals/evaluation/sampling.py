@@ -247,7 +247,7 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
             of_number = query_with_journal(sampler, path, {**identity, **drawn}, requests, advance_bar)
             answers.append([{**answer, "seed": sampling.seed} for answer in of_number])
     of_questions = list(zip(*answers, strict=True))
-    texts = [[without_thinking(a["text"]).strip() or NO_ANSWER for a in found] for found in of_questions]
+    texts = [[without_thinking(a.get("text", "")).strip() or NO_ANSWER for a in found] for found in of_questions]
     scores = qualities(section, seed, questions, texts)
     provenance = {"policy": identity, "temperature": section.temperature, "task": section.task}
     rows = (
@@ -258,7 +258,7 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
             "sampled": {
                 **provenance,
                 "seeds": [answer["seed"] for answer in found],
-                "finish_reasons": [answer["finish_reason"] for answer in found],
+                "finish_reasons": [answer.get("finish_reason", next(iter(answer))) for answer in found],  # or `refused`
             },
         }
         for item, of_item, found, item_scores in zip(items, texts, of_questions, scores, strict=True)

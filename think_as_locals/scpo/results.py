@@ -24,7 +24,7 @@ from scipy.special import softmax
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, is_answer, others_mean
 from think_as_locals.evaluation.journal import by_response, content_key, query_with_journal
-from think_as_locals.evaluation.statistics import accuracy, estimate_mean
+from think_as_locals.evaluation.statistics import accuracy, difference, estimate_mean
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.runtime.files import parquet, read_json, read_parquet, write_bytes, write_json
@@ -285,8 +285,8 @@ class _Evaluator:
         values, people = [correct[item.id] for item, correct in pairs], [item.group for item, _ in pairs]
         cells = [str(item.culture) for item, _ in pairs]
         how = self._held_out.samples, self._held_out.seed, cells
-        gains = [correct[item.id] - self._global_credits[item.id] for item, correct in pairs]
-        gain = estimate_mean(gains, people, *how, (-1, 1)).as_dict("mean")
+        before = [self._global_credits[item.id] for item, _ in pairs]
+        gain = difference(before, values, people, *how).as_dict("mean")
         return {**accuracy(values, people, *how).as_dict(), "gain": gain}
 
     def _distance(self, by_country: Mapping[str, Sequence[tuple[VariantResult, Credits]]]) -> dict[str, Any]:

@@ -84,7 +84,9 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
         f"table {RunFolder(folder).sweep.with_suffix('.md')}",
     )
     if stop.exists():
-        raise RunStoppedError(f"{folder.name} was stopped: continue it with run.name={folder.name} run.resume=auto")
+        raise RunStoppedError(
+            f"{folder.name} was stopped: repeat the command with run.name={folder.name} run.resume=auto"
+        )
     return folder, all(state == "done" for state in states.values())
 
 
@@ -319,7 +321,7 @@ def _rows(sweep: Path, jobs: Sequence[Job], states: Mapping[str, State]) -> list
         if 0 in steps:
             config, length = job.config, job.config.grpo.max_completion_length
             sft = config.sft and (config.sft, config.lora)
-            setup = repr((config.seed, config.data, config.model, config.prompt, sft, length))
+            setup = repr((config.seed, config.data, config.model, config.prompt, config.eval, sft, length))
             if setup not in bases:
                 bases[setup] = _Row(f"base of {job.label}", job, None, *_read(steps[0], known))
             base = bases[setup]
