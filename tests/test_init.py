@@ -118,8 +118,10 @@ def test_init_inspects_rows_of_a_file(tmp_path: Path, tal: Tal, suffix: str) -> 
           "conversation_b": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "b"}],
           "winner": "model_a"},
          {"responses": ["conversation_a", "conversation_b"], "best": ["winner"]}),
+        ({"instruction": "?", " chosen ": "a", "rejected": "b"},
+         {"prompt": ["instruction"], "chosen": [" chosen "], "rejected": ["rejected"]}),
     ],
-    ids=["JudgeBench", "numbers and spaces", "Alpaca", "MT-Bench"],
+    ids=["JudgeBench", "numbers and spaces", "Alpaca", "MT-Bench", "instructions"],
 )  # fmt: skip
 def test_init_guesses_columns_by_their_names(tal: Tal, row: dict[str, Any], columns: dict[str, list[str]]) -> None:
     write(Path("mine.jsonl"), [row])

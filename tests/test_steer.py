@@ -226,7 +226,7 @@ def test_stopped_and_killed_run_resumes_to_identical_results(
         assert process.returncode == status
         assert not result.exists()
         if number == signal.SIGTERM:
-            saved = r"run was asked to stop and has saved after step \d+ of global_rm: continue it with"
+            saved = r"run was asked to stop and has saved after step \d+ of global_rm: repeat it with"
             assert re.search(saved, message)
             overrides.append("run.resume=auto")
     start(RECIPE, overrides)
@@ -396,7 +396,7 @@ def test_interrupted_scoring_with_dropout_resumes_identically(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(steering, "score_responses", cut_off)
-        with pytest.raises(RunStoppedError, match=r"continue it with run\.name=run run\.resume=auto"):
+        with pytest.raises(RunStoppedError, match=r"repeat the command with run\.name=run run\.resume=auto"):
             steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
     cut = steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
     assert (cut / "scpo.json").read_bytes() == (whole / "scpo.json").read_bytes()

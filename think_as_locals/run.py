@@ -174,6 +174,12 @@ def _check(config: Config, data: Any, processes: int | None = None) -> None:
         from think_as_locals.data.load import check_leaks
 
         check_leaks(config, data)
+    if isinstance(config, ScpoConfig) and not config.scpo.variants:
+        from think_as_locals.data.overlap import check_overlaps, find_overlaps
+
+        overlaps = find_overlaps(data.train, {"test": data.test}, pairing=set())
+        if message := check_overlaps(overlaps, refuse=False):
+            warnings.warn(message, DataWarning, stacklevel=2)
     if isinstance(config, TrainingConfig):
         from think_as_locals.training.grpo import check_arguments
 
@@ -196,6 +202,8 @@ def _open(config: Config, data: Any, lock: ExitStack) -> RunFolder:
         else:
             others = [*(each.items for each in data.sets.values()), data.demonstrations]
         keep_digest(run.items_digest, chain(data.train, *others))
+    if isinstance(config, EvaluationConfig):
+        keep_digest(run.items_digest, chain(data.items, data.candidates, *(data.edits or {}).values(), data.questions))
     if isinstance(config, RunConfig):
         keep_sources(config.reward.own, run.custom_rewards)
     return run

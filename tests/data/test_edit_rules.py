@@ -150,6 +150,7 @@ def test_skip_reason_says_why_an_edit_is_not_requested() -> None:
 )
 def test_target_language_is_that_of_the_culture(changes: dict[str, Any], expected: str | None) -> None:
     assert target_language(make_item(**changes), "en") == expected
+    assert target_language(make_item(**changes), "en-US") == (expected.replace("en", "en-US") if expected else None)
 
 
 def test_read_answer_extracts_the_json_object() -> None:

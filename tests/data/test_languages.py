@@ -18,7 +18,8 @@ from think_as_locals.data.languages import (
 TAGS = {
     "Arabic": "ar", "Chinese": "zh", "Vietnamese": "vi", " thai ": "th", "th": "th", "zh-Hans": "zh",
     "zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "arb_Arab": "ar", "pes_Arab": "fa", "jpn_Jpan": "ja",
-    "pt-BR": "pt-BR", "Klingonese": None, "python": None, "": None,
+    "pt-BR": "pt-BR", "Chinese (Simplified)": "zh", "Traditional Chinese": "zh-Hant", "Portuguese (Brazil)": None,
+    "Brazilian Portuguese": "pt-BR", "Klingonese": None, "python": None, "": None,
 }
 CODES = {
     "Thailand": "TH", "South Korea": "KR", "South_Korea": "KR", "United States": "US", "USA": "US", "US": "US",

@@ -163,7 +163,7 @@ def test_csv_cells_stay_texts_and_extra_ones_are_a_fault(tmp_path: Path) -> None
     csv.writer(lines := io.StringIO()).writerows([["chosen"], *([cell] for cell in cells)])
     (tmp_path / "r.csv").write_text(lines.getvalue())
     assert [row.value for row in read(tmp_path / "r.csv")] == [{"chosen": cell} for cell in cells]
-    (tmp_path / "r.csv").write_text("prompt,chosen\np,a,b\np,a,\n\np\n")
+    (tmp_path / "r.csv").write_text("prompt,chosen\np,a,b\np,a,\n\np\n,\n")
     bad, excel, short = read(tmp_path / "r.csv")
     assert [row.number for row in (bad, excel, short)] == [2, 3, 5]
     values = [None, {"prompt": "p", "chosen": "a"}, {"prompt": "p", "chosen": None}]

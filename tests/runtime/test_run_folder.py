@@ -78,8 +78,8 @@ def test_folder_creation_error_is_one_of_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "ends_with", "message"),
     [
-        (KeyboardInterrupt(), RunStoppedError, "was asked to stop, and what it has is kept: continue it with"),
-        (OSError(errno.ENOSPC, "full", "a"), FileError, "a: full: free the disk; then continue it with"),
+        (KeyboardInterrupt(), RunStoppedError, "was asked to stop, and what it has is kept: repeat the command with"),
+        (OSError(errno.ENOSPC, "full", "a"), FileError, "a: full: free the disk; then repeat the command with"),
         (OSError(errno.EROFS, "ro", "a"), FileError, "choose a folder that can be written to (of runs: run.dir); then"),
         (FileNotFoundError(errno.ENOENT, "none", "a"), FileNotFoundError, "none"),
         (DataError("row 3"), DataError, "row 3"),
@@ -91,7 +91,7 @@ def test_stop_and_disk_errors_name_the_resume_command(
     with pytest.raises(ends_with) as caught, resumable(tmp_path):
         raise error
     assert message in str(caught.value)
-    continued = f"continue it with run.name={tmp_path.name} run.resume=auto"
+    continued = f"repeat the command with run.name={tmp_path.name} run.resume=auto"
     assert (continued in str(caught.value)) == (ends_with in (RunStoppedError, FileError))
 
 
@@ -165,7 +165,7 @@ def test_continued_folder_with_a_link_is_refused_before_anything_is_written(tmp_
     victim.write_text("years of work")
     (run.path / link).parent.mkdir(exist_ok=True)
     (run.path / link).symlink_to(victim)
-    with pytest.raises(ConfigError, match=r"is a link, and nothing is written through one"):
+    with pytest.raises(ConfigError, match=r"is a link, and none is followed"):
         open_run(config(tmp_path))
     assert victim.read_text() == "years of work"
 

@@ -170,26 +170,27 @@ def _write_sample(path: Path) -> None:
 
 def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
     """Return a summary of a file: rows and faults, cultures and languages."""
-    from think_as_locals.data.load import has_own_group
+    from think_as_locals.data.load import join_groups
     from think_as_locals.data.validate import item_outcomes, validate
 
     path, outcomes = str(data.path), list(item_outcomes(data))
     tally = validate(outcomes)
     tally.require_items(path)
-    items = [item for outcome in outcomes for item in outcome.items]
+    items = join_groups(item for outcome in outcomes for item in outcome.items)
     command = f"tal data validate {shlex.join([path, *overrides])}"
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; {command} lists them"
     for (severity, name), places in tally.places.items():
-        if severity == "error":
-            first = next(line for line in tally.faults if f": error: {name}: " in line)
+        if severity != "warning":
+            first = next(line for line in tally.faults if f": {severity}: {name}: " in line)
             faults += f"\n  {len(places):,} rows are not imported, such as {first}"
     cultures = _format_counts(Counter(item.culture or "none given" for item in items))
     if any(name == "wrong_language" for _, name in tally.places):
         faults += "\nsome texts are not in the language of their row (English if it names none): add a column "
         faults += "`language`, or set data.language in the recipe"
     languages = _format_counts(Counter(item.language for item in items))
-    groups = f"{len({item.group for item in items}):,}"
-    if len({item.culture for item in items}) > 1 and not any(map(has_own_group, items)):
+    asked = {(item.group, item.culture) for item in items}
+    groups = f"{len({group for group, _ in asked}):,}"
+    if len({culture for _, culture in asked}) > 1 and len(asked) == len({group for group, _ in asked}):
         groups += " (rows that ask the same about several cultures need a column `group` with the question)"
     return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}\nquestion groups: {groups}"
 

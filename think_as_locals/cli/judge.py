@@ -100,7 +100,7 @@ def _items(arguments: Namespace) -> list[Item]:
     from think_as_locals.data.rows import Outcome, mark_repeats, read_rows, valid_items
     from think_as_locals.data.sources import jsonl
 
-    path, culture = arguments.items, arguments.culture
+    path, culture = arguments.items, arguments.culture and named_culture(arguments.culture)
     if culture is not None and (fault := culture_fault(culture)):
         raise ConfigError(f"--culture: got {culture!r}, {fault}")
     language = arguments.language and language_tag(arguments.language)
@@ -117,9 +117,9 @@ def _items(arguments: Namespace) -> list[Item]:
             fields = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
             items = [jsonl.query_item(fields | given, place="your item")]
         else:
-            read_row = partial(jsonl.query_items, defaults=given)
+            read_row = partial(jsonl.query_items, defaults=given, is_strict=False)
             items = valid_items(mark_repeats(Outcome.of(row, read_row) for row in read_rows(path)))
-    return [replace(item, culture=item.culture or (culture and named_culture(culture))) for item in items]
+    return [replace(item, culture=item.culture or culture) for item in items]
 
 
 def _in_training_format(path: str) -> bool:

@@ -308,7 +308,7 @@ class EditedTexts(NamedTuple):
 def target_language(item: Item, language: str) -> str | None:
     """Return the language into which CL puts an item's responses: `language`, or if they are in it the culture's."""
     spoken = response_language(item).partition("-")[0]
-    if spoken != language:
+    if spoken != language.partition("-")[0]:
         return language
     official = get_official_languages((item.culture or "").partition("-")[0], de_facto=True)
     tags = (tag.replace("_", "-") for tag in official)  # Babel writes `zh_Hant`

@@ -27,14 +27,16 @@ _CLOSE = 0.8  # similarity from which a name counts as a misspelling of another
 @cache
 def language_tag(name: str) -> str | None:
     """Return the BCP-47 tag of a language, given its English name or a tag, such as `deu_Latn`; `None` if unknown."""
-    known = Locale("en").languages
-    by_name: dict[str, str] = {english.casefold(): tag for tag, english in known.items() if "_" not in tag}
-    if name.strip().casefold() in by_name:
-        return by_name[name.strip().casefold()]
-    if name.strip().casefold() in PLACEHOLDERS:
+    known, plain = Locale("en").languages, name.strip().casefold()
+    by_name: dict[str, str] = {english.casefold(): tag for tag, english in known.items()}
+    if plain in PLACEHOLDERS:
         return None  # an empty cell of a table; Min Nan is nan-Hant
+    in_order = re.sub(r"(.+) \((.+)\)", r"\2 \1", plain)  # Chinese (Simplified)
+    if "_" not in (tag := by_name.get(plain) or by_name.get(in_order, "_")):
+        return tag
     try:
-        language, territory, script, *_ = parse_locale(name.strip().replace("_", "-"), sep="-")
+        text = name.strip() if tag == "_" else tag
+        language, territory, script, *_ = parse_locale(text.replace("_", "-"), sep="-")
         language = get_global("language_aliases").get(language, language)
         likely = parse_locale(get_global("likely_subtags")[language])[2]
     except (ValueError, UnknownLocaleError, KeyError):
@@ -67,13 +69,14 @@ def similar_country(name: str) -> str | None:
 
 def named_culture(text: str) -> str:
     """Return the code of a country that is named; other texts, and codes, as they are."""
-    return (len(text) > 2 and culture_code(text)) or text
+    return ((len(text) > 2 or not text.isascii()) and culture_code(text)) or text
 
 
 _ERRORS = ("#n/a", "#n/a n/a", "#value!", "#ref!", "#name?", "#null!", "#num!", "#div/0!")  # of spreadsheets
 _MARKS = ("nan", "nat", "n/a", "n.a.", "none", "null", "(null)", "nil", "<na>", "\\n", "-", "--", ".", "?")
 PLACEHOLDERS = frozenset({*_MARKS, *_ERRORS, "unknown", "undefined", "missing", "no answer"})
 """What tables write, folded, where a cell is empty."""
+_NO_CULTURE = PLACEHOLDERS | {"other", "prefer not to say", "not specified", "global", "international", "worldwide"}
 
 
 def culture_fault(culture: str) -> str | None:
@@ -85,8 +88,8 @@ def culture_fault(culture: str) -> str | None:
         return None
     if not culture.isprintable() or len(culture) > _LONGEST_CULTURE:
         return f"expected one line of at most {_LONGEST_CULTURE} characters that can be printed"
-    if culture.strip().casefold() in PLACEHOLDERS:
-        return "expected a culture, or none: tables write this for an empty cell (Namibia is NA)"
+    if culture.strip().casefold() in _NO_CULTURE:
+        return "expected a culture, or none (an empty cell; Namibia is NA)"
     if re.fullmatch("[A-Za-z]{2}-[A-Za-z0-9]{1,3}", culture):
         region = _subdivision(culture)
         meant, expected = region and region.code, "a region's code of ISO 3166-2"

@@ -366,7 +366,7 @@ def _csv(path: Path) -> Iterator[Row]:
             names = next(lines, [])
             _check_columns(path, names)
             for number, cells in enumerate(lines, 2):
-                if not cells:
+                if not any(cells):
                     continue
                 if any(cells[len(names) :]):
                     message = f"{len(cells)} cells in {len(names)} columns: a text holds an unquoted comma or quote"

@@ -59,7 +59,8 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
 def files_fault(folder: Path) -> str | None:
     """Return why a directory has no whole model, going by the headers of its weights, or `None`."""
     if not any((folder / name).is_file() for name in (_CONFIG, "adapter_config.json")):
-        of_run = f"; a run's model is {folder}/model" if (folder / "model" / _CONFIG).is_file() else ""
+        found = [folder / name for name in ("model", "global_rm/model") if (folder / name / _CONFIG).is_file()]
+        of_run = f"; a run's model is {found[0]}" if found else ""
         return f"{folder} is a directory without {_CONFIG}{of_run}"
     weights = sorted(folder.glob("*.safetensors"))
     if not weights and not list(folder.glob("*.bin")):

@@ -187,7 +187,7 @@ def open_run(config: Config) -> RunFolder:
 @contextmanager
 def resumable(run: Path) -> Iterator[None]:
     """Raise an error that says how to resume a run that ends by a signal, a disk or a path."""
-    again = f"continue it with run.name={run.name} run.resume=auto"
+    again = f"repeat the command with run.name={run.name} run.resume=auto"
     try:
         yield
     except KeyboardInterrupt as error:
@@ -227,11 +227,11 @@ def keep_digest(path: Path, items: Iterable[Any]) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise a ConfigError if a folder that is continued holds a link: what is written there would go elsewhere."""
+    """Raise a ConfigError if a folder that is continued or pushed holds a link, as what it leads to is elsewhere."""
     for path in folder.rglob("*"):
         in_wandb = path.relative_to(folder).parts[:-1][:1] == ("wandb",)  # W&B's own links, to its newest log
         if path.is_symlink() and not in_wandb:
-            raise ConfigError(f"{path} is a link, and nothing is written through one: put the file itself there")
+            raise ConfigError(f"{path} is a link, and none is followed: put the file itself there")
 
 
 def rewind(run: RunFolder, stage: str, step: int) -> None:

@@ -97,6 +97,15 @@ def test_turns_survive_a_round_trip(tmp_path: Path) -> None:
     assert (read, read.turns, len(read.messages)) == (item, turns, 3)
 
 
+def test_prompt_of_a_row_to_judge_may_be_messages() -> None:
+    asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    for messages, prompt, turns in ((asked, "user: Hi\n\nassistant: Hello", 2), (asked[:1], "Hi", 0)):
+        item = jsonl.query_item({"prompt": messages, "response_a": "a", "response_b": "b", "culture": "TH"})
+        assert (item.prompt, len(item.turns)) == (prompt, turns)
+    with pytest.raises(DataError, match=r"items:1: prompt\.0\.role: "):
+        jsonl.query_item({"prompt": [{"role": "tool", "content": "?"}], "responses": ["a", "b"], "culture": "TH"})
+
+
 def test_language_may_be_an_english_name(tmp_path: Path) -> None:
     assert [item.language for item in jsonl.read(write_lines(tmp_path, ROW | {"language": "Thai"}))] == ["th"]
 

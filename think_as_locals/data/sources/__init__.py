@@ -183,13 +183,15 @@ def recognise(path: str, known: Mapping[str, str | list[str]] | None = None) -> 
         in_columns = [name for name, source in SOURCES.items() if source.in_columns]
         scores = {name: sum(map(Columns.of_conf(name).match, given)) for name in in_columns}
     best = max(scores, key=lambda name: scores[name])
-    if scores[best]:
+    guessed = guess_columns(columns)
+    if scores[best] and not (best == "rows" and guessed and "prompt" not in columns):
         return [f"data={best}"]
-    if guessed := guess_columns(columns):
+    if guessed:
         return ["data=rows", guessed]
     raise DataError(
         f"{path}: no known data set has the columns {cut(', '.join(columns))}.\n"
         "Say which are what: 'data.columns={prompt: NAME, chosen: NAME, rejected: NAME}', or "
         "'data.columns={prompt: NAME, responses: [NAME, NAME], best: NAME}' and what the labels in `best` mean: "
-        "'data.labels={1: a, 2: b, 0: tie}'; also `culture: NAME`, and `group: NAME` of the question's own column"
+        "'data.labels={1: a, 2: b, 0: tie}'; also `culture: NAME`, and `group: NAME` of the question's own column. "
+        "Of ranks or scores write pairs: `chosen`, and `rejected`, a list of the others"
     )

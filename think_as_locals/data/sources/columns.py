@@ -224,7 +224,7 @@ def guess_columns(names: Iterable[str], given: Mapping[str, str | list[str]] = M
     >>> guess_columns(["pair_id", "question", "response_A", "response_B", "label"])
     'data.columns={prompt: ["question"], responses: ["response_A", "response_B"], best: ["label"]}'
     """
-    words = {name: re.sub(r"(?<=[a-z])(?=[A-Z0-9])|[^a-zA-Z0-9]+", "_", name).casefold() for name in names}
+    words = {name: re.sub(r"(?<=[a-z])(?=[A-Z0-9])|[^a-zA-Z0-9]+", "_", name).strip("_").casefold() for name in names}
     found = {field: [name for name in words if re.fullmatch(look, words[name])] for field, look in _LOOK.items()}
     found["responses"].sort(key=lambda name: words[name].rpartition("_")[2])  # label `a` is the first
     usual = {field: [name for name in _NAMES[field] if name in words] for field in found}

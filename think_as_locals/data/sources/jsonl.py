@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from think_as_locals.data.fields import Text
-from think_as_locals.data.languages import culture_fault, language_tag
+from think_as_locals.data.fields import Text, Turn
+from think_as_locals.data.languages import culture_fault, language_tag, named_culture
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, unpack, valid_items
 from think_as_locals.runtime.files import json_line, write_rows
 from think_as_locals.types import LABELS, DataError, Item, join_turns
@@ -25,6 +25,10 @@ IN_COLUMNS = tuple(f"response_{letter}" for letter in LABELS.lower())
 
 PLACEHOLDERS: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": "any"}
 """Values for the fields of an item that no reward model sees, for rows that are only judged."""
+
+
+class _InMessages(BaseModel):
+    prompt: Annotated[list[Turn], Field(min_length=1)]
 
 
 class _ItemRow(BaseModel):
@@ -62,11 +66,13 @@ def items(row: Row, merge: bool = True) -> Iterator[Item | Fault]:
         if fields["turns"] and join_turns(fields["turns"]) != fields["prompt"]:
             yield Fault("turns", "prompt is not the text of its turns (`role: content`, an empty line between)")
         item = Item(**(_without_repeats(fields) if merge else fields))
-    if item.culture and (fault := culture_fault(item.culture)):
-        yield Fault("unknown_culture", f"culture {item.culture!r}: {fault}")
+    culture = item.culture and named_culture(item.culture)
+    if culture and (fault := culture_fault(culture)):
+        yield Fault("unknown_culture", f"culture {culture!r}: {fault}")
     if (tag := language_tag(item.language)) is None:
         yield Fault("unknown_language", f"language: got {item.language!r}, expected an English name or a BCP-47 tag")
-    yield item if tag in (None, item.language) else dataclasses.replace(item, language=tag)
+    is_read = culture == item.culture and tag in (item.language, None)
+    yield item if is_read else dataclasses.replace(item, culture=culture, language=tag or item.language)
 
 
 def _without_repeats(fields: dict[str, Any]) -> dict[str, Any]:
@@ -79,8 +85,11 @@ def _without_repeats(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **parts, "best": kept.index(best)}
 
 
-def query_items(row: Row, defaults: Mapping[str, Any]) -> Iterator[Item | Fault]:
-    """Yield the item of a row to be judged: only prompt, responses (or `response_a`, ...) and culture are required."""
+def query_items(row: Row, defaults: Mapping[str, Any], is_strict: bool = True) -> Iterator[Item | Fault]:
+    """Yield the item of a row to be judged: only prompt, responses (or `response_a`, ...) and culture are required.
+
+    Other keys are a fault, or if it is not strict, left out.
+    """
     if isinstance(row.value, Mapping):
         given = {n: value for n, value in row.value.items() if value is not None or n in ("culture", "country")}
         if "country" in given:
@@ -88,8 +97,12 @@ def query_items(row: Row, defaults: Mapping[str, Any]) -> Iterator[Item | Fault]
         if "responses" not in given and (texts := [given.pop(name) for name in IN_COLUMNS if name in given]):
             given["responses"] = texts
         given["responses"] = unpack(given.get("responses"))
+        if isinstance(given.get("prompt"), list):
+            turns = [(turn.role, turn.content) for turn in _InMessages.model_validate(given).prompt]
+            given |= {"prompt": join_turns(turns), "turns": turns if len(turns) > 1 else []}
         needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **defaults}
-        row = row._replace(value=needed | given)
+        known = {name: value for name, value in given.items() if is_strict or name in _ItemRow.model_fields}
+        row = row._replace(value=needed | known)
     return items(row, merge=False)
 
 
