@@ -188,6 +188,10 @@ def test_init_says_which_rows_are_not_imported(tal: Tal) -> None:
     write(Path("mine.jsonl"), [*PAIRS, *(pair | {"culture": "Thialand"} for pair in PAIRS[:2])])
     lost = r"\n  2 rows are not imported, such as \S*mine\.jsonl:6: error: unknown_culture: .*did you mean 'TH'"
     assert re.search(lost, tal("init", "mine", "--from", "mine.jsonl").out)
+    labels = [{"prompt": "?", "response_a": "a", "response_b": "b", "preference": each} for each in ("A", "tie", "tie")]
+    write(Path("ties.jsonl"), [row | {"prompt": f"{number}?"} for number, row in enumerate(labels)])
+    skipped = r"\n  2 rows are not imported, such as \S*ties\.jsonl:2: skipped: tie: "
+    assert re.search(skipped, tal("init", "ties", "--from", "ties.jsonl").out)
 
 
 @pytest.mark.parametrize("names", ["asked better worse", "question response_a response_b", "question better label"])

@@ -17,10 +17,10 @@ from think_as_locals.engines.engine import sample_all
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.evaluation import carb
 from think_as_locals.reward_models.scalar import ScalarRM
-from think_as_locals.run import start
+from think_as_locals.run import plan, start
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import DataError
+from think_as_locals.types import DataError, DataWarning
 
 pytestmark = pytest.mark.slow
 
@@ -121,6 +121,19 @@ def test_scalar_recipe_trains_a_head_on_pairs_without_a_culture(tmp_path: Path) 
     assert (overall["n"], overall["accuracy"]) == (len(test), 1.0)
     rm = ScalarRM.load(str(run.global_rm.model))
     assert all(scores[item.best] > scores[1 - item.best] for item, scores in zip(test, rm.score(test), strict=True))
+
+
+def test_scalar_recipe_names_test_items_that_are_training_items(tmp_path: Path) -> None:
+    words = "What do people eat there in the morning before they go to work on day {} of the week, and who cooks {} it?"
+    rows = [
+        {"prompt": words.format(f"number {n} " * 9, extra), "chosen": f"Rice {n}.", "rejected": f"Bread {n}."}
+        for n in range(20)
+        for extra in ("", "all of")
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    overrides = ["data=rows", f"data.path={tmp_path / 'pairs.jsonl'}", f"model.path={MODEL}", f"run.dir={tmp_path}"]
+    with pytest.warns(DataWarning, match="training items too"):
+        plan("scalar", overrides)
 
 
 def test_scalar_recipe_wants_pairs(tmp_path: Path) -> None:

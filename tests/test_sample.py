@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import Tal
 from items import day_items
-from loopback import until, writing
+from loopback import Answer, Received, answering, completion, until, writing
 from reward_models.scripted import judged
 from reward_models.tiny import write_classifier
 
@@ -70,6 +70,21 @@ def test_resumed_sampling_repeats_nothing_and_keeps_provenance(tal: Tal, tmp_pat
     assert {(body["temperature"], body["max_tokens"]) for body in asked} == {(1.0, 512)}
     read = read_candidates(tmp_path / "drawn" / "candidates.jsonl")
     assert [row.question_group for row in read] == [f"day-{i}" for i in range(6)]
+
+
+def test_question_that_the_policy_refuses_has_blank_candidates(tal: Tal, tmp_path: Path) -> None:
+    def respond(request: Received) -> Answer:
+        text = request.body["messages"][-1]["content"]
+        refusal: Answer = (400, {"error": {"message": "filtered", "code": "content_filter"}}, {})
+        return refusal if "day 1" in text else completion(improving_answer(2, text))
+
+    with answering(respond) as url:
+        done = tal(*words(tmp_path, f"{url}/v1"), "run.name=refused")
+    assert done.status == 0, done.err
+    rows = [json.loads(line) for line in (tmp_path / "refused" / "candidates.jsonl").read_text().splitlines()]
+    refused = [row["candidates"] == ["(no answer)"] * 3 for row in rows]
+    assert refused == ["day 1" in row["prompt"] for row in rows]
+    assert [set(row["sampled"]["finish_reasons"]) == {"refused"} for row in rows] == refused
 
 
 def test_downstream_recipe_runs_from_samples_to_r2(tal: Tal, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -18,8 +19,10 @@ from training.scripted_vllm import ScriptedVLLM, samples, serving
 from training.small_grpo import chance, ends_with, figures, tiny_trainer
 from transformers import TrainerCallback
 
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.engines import Sampling, vllm_server
 from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.training import ahead as sampling_ahead
 from think_as_locals.training import served_engine
 from think_as_locals.training.grpo import JudgeTrainer, policy_engine
@@ -87,6 +90,20 @@ def test_batch_with_other_prompts_than_the_data_loader_ends_the_run(
     trainer = make_trainer(server, tmp_path, 1)
     monkeypatch.setattr(sampling_ahead, "_prompts_digest", lambda prompts: uuid4().hex)
     assert "generation batch 1 was sampled for other prompts than those that" in ends_with(trainer.train)
+
+
+def test_resumed_run_may_sample_ahead_or_not(server: ScriptedVLLM, tmp_path: Path) -> None:
+    server_side = ["rollout=vllm_server", f"rollout.url={server.url}"]
+    recipe = partial(load_recipe, ROOT / "recipes/quickstart.yaml")
+    for before, after in ((1, 0), (0, 1)):
+        folder = tmp_path / str(before)
+        names = [*server_side, f"run.dir={folder}", "run.name=run", "run.resume=auto"]
+        for ahead in (before, after):
+            open_run(recipe([*names, f"rollout.ahead={ahead}"]))
+        make_trainer(server, folder, before).train()
+        resumed = make_trainer(server, folder, after)
+        resumed.train_from(folder / "checkpoints/step-5")
+        assert resumed.state.global_step == STEPS
 
 
 RESUME_CASES = {  # overrides, and the steps whose checkpoints are continued

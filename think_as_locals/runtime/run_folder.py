@@ -33,12 +33,12 @@ _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets dee
 _WAITING = ("batch_size", "concurrency", "deadline_s", "max_retries")
 _MAY_CHANGE = {  # settings that a resumed run may change: locations and waiting times
     *(f"rollout.{key}" for key in ("url", "timeout_s", "weights_dir", "transfer", "tolerance")),
-    "rollout.gpu_memory_utilization",
+    *("rollout.gpu_memory_utilization", "rollout.ahead"),
     "reward.timeout_s",
     "reward.*parse_failure*",
     "grpo.ddp_timeout",
     "eval.batch_size",
-    "eval.too_long",
+    *("eval.too_long", "sample.scorer.max_length"),
     *(f"{model}.{key}" for model in ("rms.*", "teacher", "sample.*", "editor") for key in _WAITING),
     "scpo.ddp_timeout",
 }

@@ -168,7 +168,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             number, _, key = name.partition("/")
             values["rollouts"][int(number)][key] = tensor
         if self._ahead:
-            self._ahead.load_state(values["ahead"])
+            self._ahead.load_state(values.get("ahead", []))
         if self.shuffle_dataset:
             for _ in range(int(self.state.epoch or 0)):  # else TRL's sampler repeats the order of the first epoch
                 torch.randperm(self._order.num_samples, generator=self._order.generator)
