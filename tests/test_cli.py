@@ -191,6 +191,9 @@ def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, jud
     head = "prompt,response_a,response_b,country,domain,group,preference,annotator"
     table.write_text(f"{head}\nGreeting?,A bow.,A wai.,,value,g,,7\nFarewell?,A bow.,A wai.,Japan,value,f,,8\n")
     in_columns = [{**record, "id": ""} for record in records(tal, judge, str(table))]
+    odd = tmp_path / "odd.csv"
+    odd.write_text("prompt,response_a,response_b,Country\nGreeting?,A bow.,A wai.,JP\n")
+    assert "odd.csv:2: culture: Field required; Country: " in tal("judge", judge, str(odd)).err
     cultures = zip(rows, (None, "JP"), strict=True)
     path.write_text("".join(json.dumps(row | {"culture": culture}) + "\n" for row, culture in cultures))
     assert in_columns == [{**record, "id": ""} for record in records(tal, judge, str(path))]
@@ -247,7 +250,7 @@ def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(
 
 
 def test_invalid_culture_code_suggests_the_correct_one(tal: Tal, judge: str) -> None:
-    assert "--culture: got" not in tal("judge", judge, *ONE_ITEM, "--culture", "Thailand").err
+    assert records(tal, judge, *ONE_ITEM, "--culture", "Thailand") == records(tal, judge, *ONE_ITEM, "--culture", "TH")
     for given, meant in (("UK", "GB"), ("th", "TH"), ("Thialand", "TH")):
         done = tal("judge", judge, *ONE_ITEM, "--culture", given)
         assert (done.status, f"--culture: got {given!r}, expected " in done.err) == (2, True)

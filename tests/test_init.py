@@ -116,7 +116,7 @@ def test_init_inspects_rows_of_a_file(tmp_path: Path, tal: Tal, suffix: str) -> 
           "culture": ["country"]}),
         ({"conversation_a": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}],
           "conversation_b": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "b"}],
-          "winner": "model_a"},
+          "winner": "model_a", "model_a": "x", "model_b": "y", "question_id": 7},
          {"responses": ["conversation_a", "conversation_b"], "best": ["winner"]}),
         ({"instruction": "?", " chosen ": "a", "rejected": "b"},
          {"prompt": ["instruction"], "chosen": [" chosen "], "rejected": ["rejected"]}),

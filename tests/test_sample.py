@@ -17,6 +17,7 @@ from reward_models.tiny import write_classifier
 
 from think_as_locals.data.load import read_candidates
 from think_as_locals.data.sources import jsonl
+from think_as_locals.types import DataWarning
 
 ITEMS = day_items(6, "rest on {}", "work for long hours on day {}", "dance {}")
 BEST_RESPONSES = {item.responses[item.best] for item in ITEMS}
@@ -78,7 +79,7 @@ def test_question_that_the_policy_refuses_has_blank_candidates(tal: Tal, tmp_pat
         refusal: Answer = (400, {"error": {"message": "filtered", "code": "content_filter"}}, {})
         return refusal if "day 1" in text else completion(improving_answer(2, text))
 
-    with answering(respond) as url:
+    with answering(respond) as url, pytest.warns(DataWarning, match="1 of 6 questions were refused by the policy"):
         done = tal(*words(tmp_path, f"{url}/v1"), "run.name=refused")
     assert done.status == 0, done.err
     rows = [json.loads(line) for line in (tmp_path / "refused" / "candidates.jsonl").read_text().splitlines()]

@@ -226,7 +226,7 @@ def test_stopped_and_killed_run_resumes_to_identical_results(
         assert process.returncode == status
         assert not result.exists()
         if number == signal.SIGTERM:
-            saved = r"run was asked to stop and has saved after step \d+ of global_rm: repeat it with"
+            saved = r"run was asked to stop and has saved after step \d+ of global_rm: repeat the command with"
             assert re.search(saved, message)
             overrides.append("run.resume=auto")
     start(RECIPE, overrides)

@@ -177,8 +177,7 @@ def _check(config: Config, data: Any, processes: int | None = None) -> None:
     if isinstance(config, ScpoConfig) and not config.scpo.variants:
         from think_as_locals.data.overlap import check_overlaps, find_overlaps
 
-        overlaps = find_overlaps(data.train, {"test": data.test}, pairing=set())
-        if message := check_overlaps(overlaps, refuse=False):
+        if message := check_overlaps(find_overlaps(data.train, {"test": data.test}), refuse=False):
             warnings.warn(message, DataWarning, stacklevel=2)
     if isinstance(config, TrainingConfig):
         from think_as_locals.training.grpo import check_arguments

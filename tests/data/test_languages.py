@@ -18,13 +18,16 @@ from think_as_locals.data.languages import (
 TAGS = {
     "Arabic": "ar", "Chinese": "zh", "Vietnamese": "vi", " thai ": "th", "th": "th", "zh-Hans": "zh",
     "zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "arb_Arab": "ar", "pes_Arab": "fa", "jpn_Jpan": "ja",
-    "pt-BR": "pt-BR", "Chinese (Simplified)": "zh", "Traditional Chinese": "zh-Hant", "Portuguese (Brazil)": None,
+    "pt-BR": "pt-BR", "Chinese (Simplified)": "zh", "Bengali": "bn", "Farsi": "fa",
+    "Traditional Chinese": "zh-Hant", "Portuguese (Brazil)": None,
     "Brazilian Portuguese": "pt-BR", "Klingonese": None, "python": None, "": None,
 }
 CODES = {
     "Thailand": "TH", "South Korea": "KR", "South_Korea": "KR", "United States": "US", "USA": "US", "US": "US",
     "us": "US", "UK": "GB", "UAE": "AE", "Turkey": "TR", "vietnam": "VN", "Bosnia and Herzegovina": "BA",
-    "Trinidad & Tobago": "TT", "Great Britain": "GB", "S. Korea": "KR", "ZAF": "ZA", "Prefer not to say": None,
+    "Trinidad & Tobago": "TT", "Great Britain": "GB", "S. Korea": "KR", "ZAF": "ZA",
+    "Tanzania, United Republic of": "TZ",
+    "Republic of Albania": "AL", "Prefer not to say": None,
     "Northern Ireland": None, "Atlantis": None, "World": None, "European Union": None, "": None,
 }
 # fmt: on

@@ -7,8 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import LoraConfig, get_peft_model
 from reward_models.tiny import a_tokenizer, write_classifier, write_language_model, write_model
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen3ForCausalLM, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen3ForCausalLM,
+    set_seed,
+)
 
 from think_as_locals.engines import Sampling, sample_all
 from think_as_locals.engines.transformers_engine import TransformersEngine, padded
@@ -122,7 +131,21 @@ def test_rows_end_at_learned_positions_whatever_the_length_of_others(tmp_path: P
 def test_tokenizer_with_more_tokens_than_embeddings_is_rejected(tmp_path: Path) -> None:
     write_language_model(tmp_path, seed=0)
     tokenizer = a_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image_soft_token>"]})  # Gemma 3's, which no text holds
+    tokenizer.save_pretrained(tmp_path)
+    assert sampled(load(str(tmp_path)))
     tokenizer.add_tokens(["breakfast"])
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"its tokenizer has token \d+, the model \d+ embeddings"):
         load(str(tmp_path))
+
+
+def test_adapter_alone_keeps_the_soft_caps_of_its_base(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma2Config(**sizes, num_key_value_heads=1, head_dim=16, vocab_size=512, attn_logit_softcapping=1.0)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    get_peft_model(base, LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    for folder in ("base", "adapter"):
+        a_tokenizer().save_pretrained(tmp_path / folder)
+        assert load(str(tmp_path / folder)).model.config._attn_implementation == "eager"

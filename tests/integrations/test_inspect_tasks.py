@@ -139,6 +139,7 @@ def test_carb_task_reads_all_or_test_items_of_a_file(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(asdict(item)) + "\n" for item in some_items()))
     everything, test = (carb(data="jsonl", path=str(path), items=which) for which in ("all", "test"))
     assert len(everything.dataset) == N
+    assert everything.config.temperature == 0
     assert 0 < len(test.dataset) < N
 
 

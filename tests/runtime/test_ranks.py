@@ -19,7 +19,6 @@ from training import spread
 from think_as_locals import Judge
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.launch import read_launch
-from think_as_locals.runtime import gpus
 from think_as_locals.runtime import ranks as workers
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.yaml"))
@@ -33,15 +32,12 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in list(os.environ):
         if name.startswith(LAUNCH_PREFIXES):
             monkeypatch.delenv(name)
-    for module in (gpus, workers):
-        monkeypatch.setattr(module, "has_gpu", lambda: False)
+    with_gpus(monkeypatch, 0)
     return monkeypatch
 
 
 def with_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
-    for module in (gpus, workers):
-        patch.setattr(module, "has_gpu", lambda: True)
-        patch.setattr(module, "num_gpus", lambda: count)
+    patch.setattr(workers, "num_gpus", lambda: count)
 
 
 def environment_of(file: Path) -> dict[str, str]:

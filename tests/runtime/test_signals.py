@@ -131,6 +131,6 @@ def test_first_ctrl_c_saves_the_run_and_a_second_kills_it(tmp_path: Path, warm_p
 
     status, said = interrupted(1)
     assert status == 75
-    assert "saved after step 1 of grpo: repeat it with run.name=mine run.resume=auto" in said
+    assert "saved after step 1 of grpo: repeat the command with run.name=mine run.resume=auto" in said
     assert interrupted(2) == (-signal.SIGINT, "")  # for a shell 130
     assert [path.name for path in (tmp_path / "mine" / "checkpoints").glob("*-*")] == ["step-1"]

@@ -13,13 +13,15 @@ import pytest
 import torch
 from items import make_item
 from training.small_grpo import TINY, figures
+from transformers import AutoModelForCausalLM
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import cards as culture_cards
 from think_as_locals.judging import parse, prompt_format, render, shuffle_responses
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.scratch import make_judge
-from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.runtime.run_folder import StageFolder
+from think_as_locals.training.checkpoints import Checkpoints, save_model
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate, misattributed, with_origins
 from think_as_locals.types import VERDICT_PROMPTS, DataWarning, Demonstration, Item, TrainingError
 
@@ -205,22 +207,27 @@ def test_prompt_tokens_carry_no_loss(tmp_path: Path, overrides: list[str]) -> No
 
 def test_cold_start_whose_gradient_is_not_finite_ends(tmp_path: Path) -> None:
     trainer = _trainer(tmp_path, list(demonstrate(ITEMS, 4, UNBIASED, seed=0)), "sft.learning_rate=1e30")
-    with pytest.raises(TrainingError, match="gradient not finite on rank 0"):
+    with pytest.raises(TrainingError, match=r"gradient not finite on rank 0.* a lower sft\.learning_rate") as caught:
         trainer.train_from(None)
+    assert "Batch" not in str(caught.value)
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 
-def test_sampling_settings_that_transformers_would_not_save_are_saved_as_such(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overrides", [LOADED, [*LOADED, "lora=rank16"]])
+def test_model_is_saved_without_its_settings_for_sampling(tmp_path: Path, overrides: list[str]) -> None:
+    """A server would apply them, and transformers does not save these."""
     made = list(demonstrate(ITEMS, 4, UNBIASED, seed=0))
     _trainer(tmp_path, made)
-    settings = {"do_sample": False, "temperature": 0.9, "eos_token_id": 3}
+    settings = {"do_sample": False, "temperature": 0.9, "repetition_penalty": 1.05, "eos_token_id": [3, 4]}
     (tmp_path / "model/generation_config.json").write_text(json.dumps(settings))
-    config = load_recipe("recipes/quickstart.yaml", TINY)
+    config = load_recipe("recipes/quickstart.yaml", [*TINY, *overrides])
     assert config.sft is not None
-    trainer = ColdStartTrainer(config, config.sft, str(tmp_path / "model"), made, Checkpoints(tmp_path / "c", 1))
-    trainer.save_model(str(tmp_path / "saved"))
-    saved = json.loads((tmp_path / "saved/generation_config.json").read_text())
-    assert {name: saved[name] for name in settings} == settings | {"do_sample": True}
+    base, output = str(tmp_path / "model"), StageFolder(tmp_path / "out")
+    trainer = ColdStartTrainer(config, config.sft, base, made, Checkpoints(tmp_path / "c", 1))
+    save_model(trainer, base, config.model, output, AutoModelForCausalLM.from_pretrained)
+    saved = json.loads((output.model / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == [3, 4]
+    assert not {"temperature", "repetition_penalty"} & {name for name, value in saved.items() if value is not None}
 
 
 @pytest.mark.parametrize("prompt", ["compact", "compact_analysis"])

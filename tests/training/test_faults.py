@@ -58,7 +58,7 @@ def test_non_finite_loss_or_gradient_ends_run_before_optimizer_step(tmp_path: Pa
         TrainingError, match=rf"step 1: {what} not finite on rank 0; the optimizer did not use it"
     ) as caught:
         trainer.train()
-    assert "learning_rate" in str(caught.value)
+    assert "grpo.learning_rate" in str(caught.value)
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name])
     batch = safetensors.torch.load_file(tmp_path / "faults" / "step-1-rank-0.safetensors")

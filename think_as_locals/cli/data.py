@@ -170,7 +170,7 @@ def _write_sample(path: Path) -> None:
 
 def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
     """Return a summary of a file: rows and faults, cultures and languages."""
-    from think_as_locals.data.load import join_groups
+    from think_as_locals.data.load import has_own_group, join_groups
     from think_as_locals.data.validate import item_outcomes, validate
 
     path, outcomes = str(data.path), list(item_outcomes(data))
@@ -188,9 +188,8 @@ def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
         faults += "\nsome texts are not in the language of their row (English if it names none): add a column "
         faults += "`language`, or set data.language in the recipe"
     languages = _format_counts(Counter(item.language for item in items))
-    asked = {(item.group, item.culture) for item in items}
-    groups = f"{len({group for group, _ in asked}):,}"
-    if len({culture for _, culture in asked}) > 1 and len(asked) == len({group for group, _ in asked}):
+    groups = f"{len({item.group for item in items}):,}"
+    if len({item.culture for item in items}) > 1 and not any(map(has_own_group, items)):
         groups += " (rows that ask the same about several cultures need a column `group` with the question)"
     return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}\nquestion groups: {groups}"
 

@@ -21,6 +21,7 @@ from think_as_locals.runtime.files import read_json
 
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
 _LONGEST_CULTURE = 100  # characters of a culture's name
+_OTHER_NAMES = {"bengali": "bn", "farsi": "fa", "mandarin": "zh", "oriya": "or", "uighur": "ug", "pushto": "ps"}
 _CLOSE = 0.8  # similarity from which a name counts as a misspelling of another
 
 
@@ -28,7 +29,7 @@ _CLOSE = 0.8  # similarity from which a name counts as a misspelling of another
 def language_tag(name: str) -> str | None:
     """Return the BCP-47 tag of a language, given its English name or a tag, such as `deu_Latn`; `None` if unknown."""
     known, plain = Locale("en").languages, name.strip().casefold()
-    by_name: dict[str, str] = {english.casefold(): tag for tag, english in known.items()}
+    by_name: dict[str, str] = {english.casefold(): tag for tag, english in known.items()} | _OTHER_NAMES
     if plain in PLACEHOLDERS:
         return None  # an empty cell of a table; Min Nan is nan-Hant
     in_order = re.sub(r"(.+) \((.+)\)", r"\2 \1", plain)  # Chinese (Simplified)
@@ -76,7 +77,6 @@ _ERRORS = ("#n/a", "#n/a n/a", "#value!", "#ref!", "#name?", "#null!", "#num!", 
 _MARKS = ("nan", "nat", "n/a", "n.a.", "none", "null", "(null)", "nil", "<na>", "\\n", "-", "--", ".", "?")
 PLACEHOLDERS = frozenset({*_MARKS, *_ERRORS, "unknown", "undefined", "missing", "no answer"})
 """What tables write, folded, where a cell is empty."""
-_NO_CULTURE = PLACEHOLDERS | {"other", "prefer not to say", "not specified", "global", "international", "worldwide"}
 
 
 def culture_fault(culture: str) -> str | None:
@@ -88,8 +88,8 @@ def culture_fault(culture: str) -> str | None:
         return None
     if not culture.isprintable() or len(culture) > _LONGEST_CULTURE:
         return f"expected one line of at most {_LONGEST_CULTURE} characters that can be printed"
-    if culture.strip().casefold() in _NO_CULTURE:
-        return "expected a culture, or none (an empty cell; Namibia is NA)"
+    if culture.strip().casefold() in PLACEHOLDERS:
+        return "expected a culture, or none: tables write this for an empty cell (Namibia is NA)"
     if re.fullmatch("[A-Za-z]{2}-[A-Za-z0-9]{1,3}", culture):
         region = _subdivision(culture)
         meant, expected = region and region.code, "a region's code of ISO 3166-2"
@@ -143,7 +143,11 @@ def _english_names() -> dict[str, list[str]]:
 
 @cache
 def _codes() -> dict[str, str]:
-    codes = {_plain(name): code for code, names in _english_names().items() for name in names}
+    import pycountry  # loads its tables
+
+    iso = ((getattr(each, key, ""), each.alpha_2) for each in pycountry.countries for key in ("name", "official_name"))
+    codes = {_plain(name): code for name, code in iso if name}
+    codes |= {_plain(name): code for code, names in _english_names().items() for name in names}
     return codes | {code.casefold(): code for code in _territories("en")}
 
 

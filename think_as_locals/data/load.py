@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -208,20 +208,21 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
 def join_groups(items: Iterable[Item]) -> list[Item]:
     """Give items whose prompts have the same words one question group, whatever the ids and the order of their rows.
 
-    A group that a row gives itself stays as it is if it has several prompts, such as a person's.
+    A group that a row gives itself, such as a person, stays as it is.
     """
-    items, joined, prompts = list(items), dict[str, str](), defaultdict[str, set[str]](set)
+    items, joined = list(items), dict[str, str]()
     for item in items:
-        prompts[item.group].add(question_group(item.prompt))
-    for item in items:
-        # A group named after the words or the id of a row is a question, as is one of a single prompt.
-        is_question = question_group(item.prompt) == item.group or item.id.endswith(f"/{item.group}")
-        if item.source == "blend" or is_question or len(prompts[item.group]) == 1:
+        if item.source == "blend" or not has_own_group(item):
             first, second = sorted(root(joined, each) for each in (item.group, question_group(item.prompt)))
             joined[second] = first
     first_by_name = {root(joined, group): group for group in sorted({item.group for item in items}, reverse=True)}
     names = (first_by_name[root(joined, item.group)] for item in items)
     return [replace(item, group=name) if name != item.group else item for item, name in zip(items, names, strict=True)]
+
+
+def has_own_group(item: Item) -> bool:
+    """Return whether an item's row gives its question group, instead of its being named after the words or the id."""
+    return item.group != question_group(item.prompt) and not item.id.endswith(f"/{item.group}")
 
 
 def _matching(

@@ -174,7 +174,7 @@ def load_language_model(path: str, dtype: str, revision: str | None, device_map:
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
     where = {"revision": revision, "trust_remote_code": False}
     with reading_model(path):
-        model, info = AutoModelForCausalLM.from_pretrained(path, **attention(path, revision), **where, **options)
+        model, info = AutoModelForCausalLM.from_pretrained(path, **where, **options)
     is_classifier = "is it a classifier (tal.ScalarRM, rms.NAME=classifier), or saved incompletely?"
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
@@ -191,9 +191,15 @@ def require_all_read(path: str, info: Mapping[str, Any], remedy: str) -> None:
 
 
 def require_embeddings(path: str, model: Any, tokenizer: Any) -> None:
-    """Raise a ModelError if a tokenizer has tokens, besides the one of padding, that a model has no embedding of."""
-    rows = getattr(model.get_input_embeddings(), "num_embeddings", math.inf)
-    if (last := max(id_ for token, id_ in tokenizer.get_vocab().items() if token != tokenizer.pad_token)) >= rows:
+    """Raise a ModelError if a tokenizer has tokens that a model has no embedding of, and that may be written.
+
+    Neither padding nor special tokens outside the chat template are, such as Gemma 3's of images.
+    """
+    rows, template = getattr(model.get_input_embeddings(), "num_embeddings", math.inf), str(tokenizer.chat_template)
+    added = tokenizer.added_tokens_decoder.values()
+    unwritten = {each.content for each in added if each.special and each.content not in template}
+    unwritten = unwritten - {tokenizer.eos_token} | {tokenizer.pad_token}
+    if (last := max(id_ for token, id_ in tokenizer.get_vocab().items() if token not in unwritten)) >= rows:
         raise ModelError(
             f"{path}: its tokenizer has token {last}, the model {rows} embeddings: give the model's own tokenizer, or "
             "save the model with resized embeddings"
@@ -201,7 +207,7 @@ def require_embeddings(path: str, model: Any, tokenizer: Any) -> None:
 
 
 def attention(path: str, revision: str | None) -> dict[str, str]:
-    """Return the setting of `from_pretrained` for models that cap attention scores, which SDPA does not (Gemma 2)."""
+    """Return the setting of a training's model that caps attention scores, which SDPA does not (Gemma 2)."""
     settings = PreTrainedConfig.get_config_dict(path, revision=revision)[0]
     caps = isinstance(settings, dict) and settings.get("attn_logit_softcapping")  # a damaged one may hold a list
     return {"attn_implementation": "eager"} if caps else {}
@@ -209,6 +215,8 @@ def attention(path: str, revision: str | None) -> dict[str, str]:
 
 def on_device(model: Any) -> Any:
     """Return a model in evaluation mode, on the GPU if there is one; a device map is left as it is."""
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # SDPA does not cap attention scores
     if not hasattr(model, "hf_device_map"):
         model.to("cuda" if torch.cuda.is_available() else "cpu")
     return model.eval()

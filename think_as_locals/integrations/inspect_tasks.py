@@ -65,7 +65,8 @@ def carb(
         messages = [roles[message["role"]](content=message["content"]) for message in rendered]
         samples.append(Sample(id=item.id, input=messages, target=LABELS[presented.best], metadata=metadata))
     scorers = [correct(), in_format(), parse_failure()]
-    return Task(dataset=MemoryDataset(samples, name=data), solver=generate(), scorer=scorers)
+    greedy = models.GenerateConfig(temperature=0.0)
+    return Task(dataset=MemoryDataset(samples, name=data), solver=generate(), scorer=scorers, config=greedy)
 
 
 @scoring.metric

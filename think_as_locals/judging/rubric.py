@@ -30,7 +30,7 @@ _SCRIPTS = {  # prefixes of Unicode names of letters, if not the English name of
 
 
 def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
-    """Return the part of a completion that `criteria_gain` may score: from its beginning through `</rubric>`.
+    """Return the part of a completion that `criteria_gain` may score: through `</rubric>`, without thoughts before it.
 
     It ends before the first line that names a response: that contains a tag of the grammar, or a label as a word of its
     own (also the article "A"). Other names (a lower-case letter, "the second one", a code of the policy's own) are not
@@ -38,7 +38,8 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
 
     Returns `None` if there is no parsed rubric, text before it, or a response named in the first criterion.
     """
-    text = without_thinking(judgement.completion)
+    if (text := without_thinking(judgement.completion)) != judgement.completion:
+        text = text.lstrip()
     start = text.find(_OPENING)
     if judgement.rubric is None or text[:start].strip():
         return None

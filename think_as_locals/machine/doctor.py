@@ -21,7 +21,7 @@ from think_as_locals.config.launch import Launch
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.estimates import GB, estimates, memory_faults
-from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver, has_gpu
+from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver, num_gpus
 from think_as_locals.runtime.model_files import files_fault, model_file
 from think_as_locals.runtime.processes import cores
 from think_as_locals.runtime.ranks import launch_faults
@@ -168,7 +168,7 @@ def examine(config: Config | None, launch: Launch) -> list[Finding]:
         Finding(
             "GPU",
             gpu_fault() or ", ".join(f"{name}, {size / 2**20:.0f} MiB" for name, size in gpus()),
-            has_driver() and not has_gpu(),
+            has_driver() and not num_gpus(),
         ),
         Finding("disk", f"{free / GB:.1f} GB free where runs go"),
         Finding("credentials", _credentials()),

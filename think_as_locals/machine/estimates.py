@@ -10,7 +10,6 @@ checkpointing keeps one number, and the rest for one layer at a time. A colocate
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,8 +119,9 @@ def describe(config: TrainingConfig, launch: Launch, counts: Counts) -> str:
 
 def memory_faults(config: TrainingConfig) -> list[str]:
     """Return a fault if weights and optimizer states alone need more than a GPU of this machine has."""
-    gpu = min((size for _, size in gpus()), default=math.inf)
-    launch = current_launch()
+    if not (sizes := [size for _, size in gpus()]):
+        return []
+    gpu, launch = min(sizes), current_launch()
     parts = estimate(config, launch, count(config))
     if (needed := parts["weights"] + parts["optimizer"]) <= gpu:
         return []

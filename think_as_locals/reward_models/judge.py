@@ -299,7 +299,8 @@ class Judge:
             if self.protocol.kind == "pointwise":
                 values = [] if judgement.rating is None else [judgement.rating]
             elif self.label_log_probs:
-                values = _offered(answer, len(request.order)) or []
+                known, labels = answer.get("label_log_probs", {}), LABELS[: len(request.order)]
+                values = [known[label] for label in labels] if known.keys() >= {*labels} else []
             elif judgement.verdict is not None:
                 values = [float(i == judgement.verdict) for i in range(len(request.order))]
             for i, value in zip(request.order, values, strict=False):
@@ -333,9 +334,3 @@ def _connect(
         **{name: limits[name] for name in ("concurrency", "deadline_s", "max_retries")},
     )
     return server, settings
-
-
-def _offered(answer: Answer, num_responses: int) -> list[float] | None:
-    """Return the log-probabilities of the labels on offer; `None` unless all are known."""
-    known, labels = answer.get("label_log_probs", {}), LABELS[:num_responses]
-    return [known[label] for label in labels] if all(label in known for label in labels) else None

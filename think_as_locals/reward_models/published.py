@@ -33,7 +33,6 @@ from transformers import (
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from think_as_locals.engines.transformers_engine import attention
 from think_as_locals.types import ModelError, first_of
 
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -169,7 +168,6 @@ def load_published(path: str, revision: str | None, dtype: str, device_map: str 
             config.gating_temperature = settings.get("gating_temperature", _GATE_TEMPERATURE[config.model_type])
             stored = _stored(path, folder)  # those of the decoder begin with "model."
             config.head_shapes = {n: f.get_slice(n).get_shape() for n, f in stored if not n.startswith("model.")}
-        options |= attention(str(folder), None)
         model, info = kind.from_pretrained(folder, config=config, use_safetensors=True, **options)
     if lost := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
         raise ModelError(

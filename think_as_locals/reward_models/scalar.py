@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 
 from think_as_locals.engines import Chat, Messages, packed_passes, packing
-from think_as_locals.engines.transformers_engine import attention, on_device, require_all_read, require_embeddings
+from think_as_locals.engines.transformers_engine import on_device, require_all_read, require_embeddings
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.prompt import break_tokens, shuffled_order
 from think_as_locals.reward_models import published
@@ -345,7 +345,6 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
         ignore_mismatched_sizes=True,  # it says which
         trust_remote_code=False,
         key_mapping=HEADS,
-        **attention(path, revision),
         **options,
     )
     if odd := sorted(info["mismatched_keys"]):

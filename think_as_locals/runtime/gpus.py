@@ -13,18 +13,13 @@ _DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/d
 
 
 def num_gpus() -> int:
-    """Return how many GPUs torch sees."""
+    """Return how many GPUs torch sees, and can use."""
     # Importing torch takes seconds, and is not needed without a driver.
     if not find_spec("torch") or not has_driver():
         return 0
     import torch
 
-    return int(torch.cuda.device_count())
-
-
-def has_gpu() -> bool:
-    """Return whether torch sees a GPU."""
-    return num_gpus() > 0
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 def has_driver() -> bool:
@@ -34,15 +29,16 @@ def has_driver() -> bool:
 
 def gpus() -> list[tuple[str, int]]:
     """Return name and bytes of memory of each GPU that torch sees."""
+    if not (count := num_gpus()):
+        return []
     import torch
 
-    found = map(torch.cuda.get_device_properties, range(num_gpus()))
-    return [(gpu.name, gpu.total_memory) for gpu in found]
+    return [(gpu.name, gpu.total_memory) for gpu in map(torch.cuda.get_device_properties, range(count))]
 
 
 def gpu_fault() -> str | None:
     """Return why torch sees no GPU; `None` if it sees one."""
-    if has_gpu():
+    if num_gpus():
         return None
     if not has_driver() or not find_spec("torch"):
         return "torch sees no CUDA device"

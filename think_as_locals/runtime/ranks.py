@@ -15,7 +15,7 @@ from typing import Any
 from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
-from think_as_locals.runtime.gpus import has_gpu, num_gpus
+from think_as_locals.runtime.gpus import num_gpus
 from think_as_locals.types import PreflightError
 
 _MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16"}
@@ -118,7 +118,7 @@ def device_arguments() -> dict[str, Any]:
 def join() -> None:
     """Join the other processes of this launch; raise a PreflightError if some are missing, or DeepSpeed is."""
     arguments = device_arguments()
-    if uses_deepspeed() and not has_gpu():
+    if uses_deepspeed() and not num_gpus():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed
 

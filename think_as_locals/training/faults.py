@@ -46,9 +46,10 @@ class RewardGuard:
         """
         found: list[dict[str, float] | str] = []
 
+        gpu = torch.cuda.current_device() if torch.cuda.is_available() else -1
+
         def work() -> None:
-            if (device := PartialState().device).type == "cuda":
-                torch.cuda.set_device(device)  # a new thread begins with the first GPU
+            torch.cuda.set_device(gpu)  # a new thread begins with the first GPU
             for rollout in rollouts:
                 try:
                     found.append({name: float(function(*rollout)) for name, function in functions.items()})
@@ -144,9 +145,10 @@ class StepGuard(TrainerCallback):
     within the backward pass, before the gradients can be checked here; it skips the step of a bad gradient itself.
     """
 
-    def __init__(self, accelerator: Accelerator, folder: Path) -> None:
+    def __init__(self, accelerator: Accelerator, folder: Path, section: str) -> None:
         self._accelerator = accelerator
         self._folder = folder
+        self._section = section  # of the settings that the message names
         self._batches: list[dict[str, Any]] = []
 
     def check_loss(self, loss: torch.Tensor, inputs: dict[str, Any], step: int) -> None:
@@ -175,7 +177,7 @@ class StepGuard(TrainerCallback):
         ranks = [rank for rank, bad in enumerate(self._accelerator.gather(here).tolist()) if bad]
         if not ranks:
             return
-        if not finite:
+        if not finite and self._batches:
             tensors = {
                 f"{number}/{name}": value.detach().cpu().contiguous().clone()
                 for number, batch in enumerate(self._batches)
@@ -184,8 +186,8 @@ class StepGuard(TrainerCallback):
             }
             batch = safetensors.torch.save(tensors)
             _record(self._folder, step, self._accelerator.process_index, quantity, batch, ".safetensors")
-        remedy = "start again with a lower learning_rate or max_grad_norm"
-        raise _not_finite_error(quantity, step, ranks, self._folder, remedy)
+        remedy = f"start again with a lower {self._section}.learning_rate or {self._section}.max_grad_norm"
+        raise _not_finite_error(quantity, step, ranks, self._folder if self._batches else None, remedy)
 
 
 def _record(folder: Path, step: int, rank: int, fault: str, batch: bytes, suffix: str) -> None:
@@ -196,10 +198,10 @@ def _record(folder: Path, step: int, rank: int, fault: str, batch: bytes, suffix
     write_json(path.with_suffix(".json"), {"fault": fault, "step": step, "rank": rank, "batch": path.name})
 
 
-def _not_finite_error(quantity: str, step: int, ranks: list[int], folder: Path, remedy: str) -> TrainingError:
+def _not_finite_error(quantity: str, step: int, ranks: list[int], folder: Path | None, remedy: str) -> TrainingError:
+    batch = f"Batch: {folder}/step-{step}-rank-*. Look at its rewards and lengths, and " if folder else "To go on "
     return TrainingError(
-        f"step {step}: {quantity} not finite on {_named(ranks)}; the optimizer did not use it. "
-        f"Batch: {folder}/step-{step}-rank-*. Look at its rewards and lengths, and {remedy}."
+        f"step {step}: {quantity} not finite on {_named(ranks)}; the optimizer did not use it. {batch}{remedy}."
     )
 
 

@@ -56,6 +56,7 @@ MAX_CHECKED, _SAMPLE = 20_000, 5_000  # the texts of more items are not all chec
 class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
     """A GRPOTrainer of items and our rewards, which samples with our engines and can be stopped and resumed exactly."""
 
+    section = "grpo"
     _last_loaded_step: int  # TRL's own: the optimizer step at which weights were sent last
 
     def __init__(

@@ -230,6 +230,8 @@ def guess_columns(names: Iterable[str], given: Mapping[str, str | list[str]] = M
     usual = {field: [name for name in _NAMES[field] if name in words] for field in found}
     found |= {field: columns for field, columns in usual.items() if columns}
     found |= {field: list(columns) for field, columns in _as_tuples(given).items()}
+    if "model_a" in words.values():  # an arena's question_id is that of the battle; the same words are one question
+        found["group"] = []
     if not found["prompt"] and "conversation" not in " ".join(words.values()):
         return None
     if found["chosen"] and found["rejected"] and given.keys().isdisjoint(("responses", "best")):

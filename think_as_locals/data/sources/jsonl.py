@@ -88,7 +88,7 @@ def _without_repeats(fields: dict[str, Any]) -> dict[str, Any]:
 def query_items(row: Row, defaults: Mapping[str, Any], is_strict: bool = True) -> Iterator[Item | Fault]:
     """Yield the item of a row to be judged: only prompt, responses (or `response_a`, ...) and culture are required.
 
-    Other keys are a fault, or if it is not strict, left out.
+    Other keys are a fault, or if it is not strict, left out unless only their case is another.
     """
     if isinstance(row.value, Mapping):
         given = {n: value for n, value in row.value.items() if value is not None or n in ("culture", "country")}
@@ -101,8 +101,9 @@ def query_items(row: Row, defaults: Mapping[str, Any], is_strict: bool = True) -
             turns = [(turn.role, turn.content) for turn in _InMessages.model_validate(given).prompt]
             given |= {"prompt": join_turns(turns), "turns": turns if len(turns) > 1 else []}
         needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **defaults}
-        known = {name: value for name, value in given.items() if is_strict or name in _ItemRow.model_fields}
-        row = row._replace(value=needed | known)
+        fields = {*_ItemRow.model_fields, *IN_COLUMNS, "country"}
+        others = set() if is_strict else {name for name in given if name.casefold() not in fields}
+        row = row._replace(value=needed | {name: given[name] for name in given.keys() - others})
     return items(row, merge=False)
 
 
