@@ -123,7 +123,12 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder) -> No
             if (fault := file_fault(error)) and fault.errno in DISK_FAULTS:
                 raise
             failed.append(name)
-            errors.print(f"{name} failed: {record_failure(error, record)}")
+            ours = isinstance(error, ThinkAsLocalsError)
+            message = str(error) if ours else f"{type(error).__name__}: {error}"
+            trace = None if ours else "".join(traceback.format_exception(error))
+            record.parent.mkdir(exist_ok=True)
+            write_json(record, {"model": name, "message": message, "traceback": trace})
+            errors.print(f"{name} failed: {message}")
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
     page = write_leaderboard([folder.path], folder.path)
     print_result(*on_terminal(folder.path), f"leaderboard  {page}")
@@ -148,16 +153,6 @@ def _validity(folder: RunFolder, errors: Console) -> None:
         errors.print(f"warning: {found['warning']}")
     print_result(*map(table_on_terminal, downstream.tables(found)))
     print_result(f"validity     {folder.validity.with_suffix('.svg')}")
-
-
-def record_failure(error: Exception, path: Path) -> str:
-    """Write why a reward model failed (with the traceback, unless the error is one of ours); return the message."""
-    ours = isinstance(error, ThinkAsLocalsError)
-    message = str(error) if ours else f"{type(error).__name__}: {error}"
-    trace = None if ours else "".join(traceback.format_exception(error))
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, {"model": path.stem, "message": message, "traceback": trace})
-    return message
 
 
 @dataclass(frozen=True, slots=True)

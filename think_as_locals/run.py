@@ -87,7 +87,12 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     config: Config | None = None
     data: Any = None
     if int(os.environ.get("RANK", "0")) == 0:
-        config = _load_config(recipe, overrides)
+        from think_as_locals.machine.doctor import preflight
+
+        config = load_single(recipe, overrides)
+        if (launched := apply_launch(config.run.launch)) is not None:
+            print_result(launched)
+        preflight(config)
         data = load_data(config)
     else:
         with suppress(ConfigError):  # the main process says what is wrong, and ends the others
@@ -108,17 +113,6 @@ def load_single(recipe: str, overrides: Sequence[str]) -> Config:
     if isinstance(config, RunConfig) and config.variants:
         names = ", ".join(config.variants)
         raise ConfigError(f"{config.recipe} is a sweep over variants ({names}): tal run -m {recipe}")
-    return config
-
-
-def _load_config(recipe: str, overrides: Sequence[str]) -> Config:
-    """Load the configuration in the main process, and check that machine and launch have what it needs."""
-    from think_as_locals.machine.doctor import preflight
-
-    config = load_single(recipe, overrides)
-    if (launched := apply_launch(config.run.launch)) is not None:
-        print_result(launched)
-    preflight(config)
     return config
 
 

@@ -316,20 +316,12 @@ def evaluate_policy(
     for path in folder.journal("*").parent.glob(f"step-{step}.*"):  # of all ranks: the tables have these judgements
         path.unlink()
     write_report(folder.path)
-    if step == 0:
-        warn_of_parse_failures(config, scored[TEST], console)
+    failures = [each.judgement for each in scored[TEST] if each.parse_failure]
+    if step == 0 and len(failures) > config.reward.max_parse_failure * len(scored[TEST]):
+        shown = [cut(shorten_repeats(" ".join(each.completion.split())), 200) for each in failures[:2]]
+        without = f"{len(failures)} of {len(scored[TEST])} test judgements before GRPO have no verdict, such as {shown}"
+        console.print(f"warning: {without}. {parse_failure_causes(config, failures)}", style="yellow")
     return metrics
-
-
-def warn_of_parse_failures(config: RunConfig, scored: Sequence[ScoredItem], console: Console) -> None:
-    """Say before GRPO if the model writes hardly any verdict, with two completions and what to change."""
-    failures = [each.judgement for each in scored if each.parse_failure]
-    if len(failures) <= config.reward.max_parse_failure * len(scored):
-        return
-    shown = [cut(shorten_repeats(" ".join(each.completion.split())), 200) for each in failures[:2]]
-    causes = parse_failure_causes(config, failures)
-    message = f"{len(failures)} of {len(scored)} test judgements before GRPO have no verdict, such as {shown}. {causes}"
-    console.print(f"warning: {message}", style="yellow")
 
 
 def judge_sets(

@@ -16,7 +16,7 @@ import torch
 from huggingface_hub.utils.tqdm import enable_progress_bars
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedConfig, set_seed
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, set_seed
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
@@ -204,13 +204,6 @@ def require_embeddings(path: str, model: Any, tokenizer: Any) -> None:
             f"{path}: its tokenizer has token {last}, the model {rows} embeddings: give the model's own tokenizer, or "
             "save the model with resized embeddings"
         )
-
-
-def attention(path: str, revision: str | None) -> dict[str, str]:
-    """Return the setting of a training's model that caps attention scores, which SDPA does not (Gemma 2)."""
-    settings = PreTrainedConfig.get_config_dict(path, revision=revision)[0]
-    caps = isinstance(settings, dict) and settings.get("attn_logit_softcapping")  # a damaged one may hold a list
-    return {"attn_implementation": "eager"} if caps else {}
 
 
 def on_device(model: Any) -> Any:

@@ -68,6 +68,7 @@ def summarise(
     the data were left out.
     """
     items, group, rows = judged.items, judged.group, judged.rows
+    known = {row_name(item.id) for item in items}
     drawn: dict[str, Any] = {"samples": bootstrap_samples, "seed": seed}
     credit, every = judged.by_item("credit"), np.arange(len(items))
     measure = partial(_measure, group, baseline_credits(items), bootstrap_samples, seed)
@@ -89,7 +90,10 @@ def summarise(
         "in_format": in_format.as_dict("share"),
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
-        "too_long": _too_long(judged, queried),
+        "too_long": {
+            "exclude": sorted(item.id for item in queried if row_name(item.id) not in known),
+            "wrong": [items[index].id for index in rows["item"][rows["too_long"]]],
+        },
         "macro": {**accuracy(credit, group, cells=names["cell"], **drawn).as_dict(), **macro_cells(items)},
         **{
             f"by_{key}": {name: measure(part, credit[part]) for name, part in indices_by_name(of_items)}
@@ -103,15 +107,6 @@ def summarise(
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
         "flips": _flips(judged, credit, measure, drawn),
-    }
-
-
-def _too_long(judged: Judgements, queried: Sequence[Item]) -> dict[str, list[str]]:
-    """Return the ids of items that are too long, by how they count."""
-    known, rows = {row_name(item.id) for item in judged.items}, judged.rows
-    return {
-        "exclude": sorted(item.id for item in queried if row_name(item.id) not in known),
-        "wrong": [judged.items[index].id for index in rows["item"][rows["too_long"]]],
     }
 
 

@@ -43,8 +43,11 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
     The highest score of a group reaches the next round (after a tie or parse failures the first drawn), as does one
     alone in its group. A hash of seed, id and text decides the draw. The scorer is called once for each round.
     """
-    left, unsure = [_shuffled(row, seed) for row in rows], set[int]()
-    stage = 0
+    left, unsure, stage = list[list[int]](), set[int](), 0
+    for row in rows:
+        first = {text: row.texts.index(text) for text in row.texts}  # of equal candidates
+        drawn = sorted(first, key=lambda text: hash_fraction(f"{row.id}:{text}", seed))
+        left.append([first[text] for text in drawn])
     while any(len(drawn) > 1 for drawn in left):
         stage += 1
         parts = [(number, part) for number, drawn in enumerate(left) for part in _parts(drawn, group_size)]
@@ -89,12 +92,6 @@ def write_selections(rows: Sequence[Candidates], chosen: Sequence[int], path: Pa
         for row, index in zip(rows, chosen, strict=True)
     )
     write_rows(path, written)
-
-
-def _shuffled(row: Candidates, seed: int) -> list[int]:
-    """Return the indices of distinct candidates, in an order given by seed, id and texts."""
-    first = {text: row.texts.index(text) for text in row.texts}
-    return [first[text] for text in sorted(first, key=lambda text: hash_fraction(f"{row.id}:{text}", seed))]
 
 
 def _parts(drawn: Sequence[int], size: int) -> list[list[int]]:
@@ -193,7 +190,14 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
     fewer than ten reward models, its interval a percentile bootstrap. `leave_one_out` is the r2 of the others, or
     `None` if undefined.
     """
-    _check(results)
+    if len(results) < _MIN_RMS:
+        needed = f"a correlation needs at least {_MIN_RMS}: evaluate more of them on CARB"
+        raise DataError(f"{len(results)} reward models; {needed}")
+    if repeated := sorted(name for name, times in Counter(r.name for r in results).items() if times > 1):
+        raise DataError(f"several results are called {', '.join(map(repr, repeated))}; give each reward model one")
+    for what in ("accuracy", "downstream"):
+        if len({getattr(result, what) for result in results}) == 1:
+            raise DataError(f"{what} is the same for all {len(results)} reward models: there is no correlation")
     x, y = [result.accuracy for result in results], [result.downstream for result in results]
     pearson, spearman, line = stats.pearsonr(x, y), stats.spearmanr(x, y), stats.linregress(x, y)
     n = len(results)
@@ -265,17 +269,6 @@ def plot(results: Sequence[Result], found: Mapping[str, Any]) -> str:
 
 def _sign(p: float) -> str:
     return p_value(p) if p < 0.001 else f"= {p_value(p)}"
-
-
-def _check(results: Sequence[Result]) -> None:
-    if len(results) < _MIN_RMS:
-        needed = f"a correlation needs at least {_MIN_RMS}: evaluate more of them on CARB"
-        raise DataError(f"{len(results)} reward models; {needed}")
-    if repeated := sorted(name for name, times in Counter(r.name for r in results).items() if times > 1):
-        raise DataError(f"several results are called {', '.join(map(repr, repeated))}; give each reward model one")
-    for what in ("accuracy", "downstream"):
-        if len({getattr(result, what) for result in results}) == 1:
-            raise DataError(f"{what} is the same for all {len(results)} reward models: there is no correlation")
 
 
 def _r2(x: Sequence[float], y: Sequence[float]) -> float | None:

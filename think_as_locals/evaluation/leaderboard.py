@@ -428,7 +428,11 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
         if room < 0:  # without its judgements already
             break
         values[item] = of_item
-    by_item = _judgements(entries, {item.id for item in values})
+    ids, read = {item.id for item in values}, list[tuple[int, Any]]()
+    for number, entry in enumerate(entries):
+        table = read_judgements(entry.path.with_suffix(".parquet"))
+        read += [(number, row) for row in annotate(table[table["id"].isin(ids)]).itertuples(index=False)]
+    by_item = grouped(read, lambda each: each[1].id)
     items: dict[str, list[Any]] = {name: [] for name in _ITEM}
     judgements: dict[str, list[Any]] = {name: [] for name in _JUDGEMENT}
     for number, (item, of_item) in enumerate(values.items()):
@@ -450,15 +454,6 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
         "total": sum(len(entry.judged.rows) for entry in entries),
         "total_items": len(judged),
     }
-
-
-def _judgements(entries: Sequence[LeaderboardEntry], ids: set[str]) -> dict[str, list[tuple[int, Any]]]:
-    """Read all judgements of some items, by id: each with the index of its entry, as a row of its table."""
-    found = list[tuple[int, Any]]()
-    for number, entry in enumerate(entries):
-        table = read_judgements(entry.path.with_suffix(".parquet"))
-        found += [(number, row) for row in annotate(table[table["id"].isin(ids)]).itertuples(index=False)]
-    return grouped(found, lambda each: each[1].id)
 
 
 def _judgement(model: int, item: int, texts: list[str], row: Any) -> list[Any]:

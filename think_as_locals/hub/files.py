@@ -93,7 +93,11 @@ def collect_files(run: JudgeRun | ScalarRun, adapter: bool) -> tuple[list[HubFil
             left_out.append(f"{where}/{path.name!r}: not on the list of files that are pushed")
     if fault := files_fault(folder):
         raise DataError(fault)
-    _check_complete(folder, {file.path for file in files}, {_ADAPTER} if adapter else {"config.json", *settings})
+    index = folder / "model.safetensors.index.json"
+    shards = read_json(index).get("weight_map", {}).values() if index.is_file() else ["model.safetensors"]
+    needed = {_ADAPTER, "adapter_model.safetensors"} if adapter else {"config.json", *settings, *map(str, shards)}
+    if missing := sorted((needed | {"tokenizer_config.json"}) - {file.path for file in files}):
+        raise DataError(f"{folder}: lacks {', '.join(missing)}, so the model could not be loaded")
     if adapter:
         # The name of the base model on the Hub, instead of a local path.
         base = {"base_model_name_or_path": run.base, "revision": run.config.model.revision}
@@ -121,16 +125,6 @@ def _about(run: JudgeRun | ScalarRun) -> Iterator[HubFile]:
 def _json_file(name: str, value: dict[str, Any]) -> HubFile:
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False)
     return HubFile(name, f"{text}\n".encode(), generated=True)
-
-
-def _check_complete(folder: Path, names: set[str], required: set[str]) -> None:
-    index = folder / "model.safetensors.index.json"
-    if index.name in names:
-        shards = set(map(str, read_json(index).get("weight_map", {}).values()))
-    else:
-        shards = {"adapter_model.safetensors" if _ADAPTER in required else "model.safetensors"}
-    if missing := sorted((required | shards | {"tokenizer_config.json"}) - names):
-        raise DataError(f"{folder}: lacks {', '.join(missing)}, so the model could not be loaded")
 
 
 def _check_adapter(run: TrainedRun, folder: Path) -> None:

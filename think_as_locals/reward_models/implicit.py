@@ -71,7 +71,14 @@ class ImplicitRM(BatchScorer):
         other = None
         if reference is not None:
             other, its_tokenizer, its_limit = _load_policy(reference, dtype, device_map, reference_revision, max_length)
-            _require_same_tokens(path, tokenizer, reference, its_tokenizer)
+            ours, theirs = tokenizer.get_vocab(), its_tokenizer.get_vocab()
+            padding = {tokenizer.pad_token} - theirs.keys() | {its_tokenizer.pad_token} - ours.keys()
+            if differing := {token for token, _ in ours.items() ^ theirs.items()} - padding:
+                raise ModelError(
+                    f"{path} and its reference {reference} have other tokens "
+                    f"({first_of(map(repr, sorted(differing)), 5)}): log-probabilities compare only where both read "
+                    "the same; give the model that the policy was trained from"
+                )
             limit = min(limit, its_limit)
         settings |= {"reference_path": reference, "reference": other}
         return cls(path=path, model=model, chat=Chat(tokenizer, template_kwargs), max_length=limit, **settings)
@@ -135,14 +142,3 @@ def _load_policy(
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
     require_embeddings(path, model, tokenizer)
     return model, tokenizer, resolve_max_length(path, model, tokenizer, max_length)
-
-
-def _require_same_tokens(path: str, mine: Any, reference: str, theirs: Any) -> None:
-    """Raise a ModelError unless both tokenizers have the same tokens, except for the padding token."""
-    ours, others = mine.get_vocab(), theirs.get_vocab()
-    added = {mine.pad_token} - others.keys() | {theirs.pad_token} - ours.keys()
-    if other := {token for token, _ in ours.items() ^ others.items()} - added:
-        raise ModelError(
-            f"{path} and its reference {reference} have other tokens ({first_of(map(repr, sorted(other)), 5)}): "
-            "log-probabilities compare only where both read the same; give the model that the policy was trained from"
-        )

@@ -34,12 +34,20 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GenerationConfig, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 from transformers.integrations import deepspeed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
-from think_as_locals.engines.transformers_engine import attention, require_embeddings
+from think_as_locals.engines.transformers_engine import require_embeddings
 from think_as_locals.runtime.files import check_writable, explain, file_fault, flush, write_json, write_text
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.output import print_error
@@ -214,12 +222,19 @@ class CheckpointedTrainer(Trainer):
     def __init__(self, *, checkpoints: Checkpoints, **settings: Any) -> None:
         loading = settings["args"].model_init_kwargs or {}
         with reading_model(str(settings["model"])):
-            if loading.get("attn_implementation") == "sdpa":
-                loading |= attention(str(settings["model"]), loading.get("revision"))
+            config = PreTrainedConfig.get_config_dict(settings["model"], revision=loading.get("revision"))[0]
+            if loading.get("attn_implementation") == "sdpa" and config.get("attn_logit_softcapping"):
+                loading["attn_implementation"] = "eager"  # SDPA does not cap attention scores
             super().__init__(**settings)
-        require_embeddings(str(settings["model"]), self.accelerator.unwrap_model(self.model), self.processing_class)
-        check_adapted_layers(self.model)
-        drop_sampling_settings(self.accelerator.unwrap_model(self.model))
+        policy: Any = self.accelerator.unwrap_model(self.model)
+        require_embeddings(str(settings["model"]), policy, self.processing_class)
+        tied = is_peft_model(policy) and policy.get_base_model().config.get_text_config().tie_word_embeddings
+        if tied and isinstance(policy.get_base_model().get_input_embeddings(), BaseTunerLayer):
+            raise ConfigError(
+                "lora.target_modules: it adapts the embeddings, which are the LM head's as well: the saved model would "
+                "be another than the trained one; name other layers, such as all-linear"
+            )
+        drop_sampling_settings(policy)
         self.checkpoints = checkpoints
         self.step_guard = StepGuard(self.accelerator, checkpoints.folder.with_name("faults"), self.section)
         self.add_callback(self.step_guard)
@@ -290,16 +305,6 @@ def drop_sampling_settings(model: Any) -> None:
     if given := getattr(model, "generation_config", None):
         ids = {name: getattr(given, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         model.generation_config = GenerationConfig(**ids)
-
-
-def check_adapted_layers(model: Any) -> None:
-    """Raise a ConfigError if LoRA adapts tied embeddings: merged, they change the LM head too, as training did not."""
-    tied = is_peft_model(model) and model.get_base_model().config.get_text_config().tie_word_embeddings
-    if tied and isinstance(model.get_base_model().get_input_embeddings(), BaseTunerLayer):
-        raise ConfigError(
-            "lora.target_modules: it adapts the embeddings, which are the LM head's as well: the saved model would be "
-            "another than the trained one; name other layers, such as all-linear"
-        )
 
 
 @contextmanager
