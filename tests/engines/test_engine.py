@@ -30,7 +30,7 @@ from think_as_locals.training import grpo
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.cold_start import ColdStartTrainer
 from think_as_locals.training.grpo import PromptDataset, load_chat
-from think_as_locals.types import DataError, Demonstration, Item
+from think_as_locals.types import DataError, DataWarning, Demonstration, Item
 
 THINKS = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
@@ -211,3 +211,16 @@ def test_special_tokens_of_a_served_judge_include_template_marks(
     (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])
     (tmp_path / name).write_text(content)
     assert special_tokens(str(tmp_path)) == (*marks, "<|end|>")
+
+
+def test_template_that_writes_the_date_is_warned_of(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = (
+        "{{ date_string or strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    path = write_language_model(tmp_path, seed=0)
+    tokenizer.save_pretrained(path)
+    with pytest.warns(DataWarning, match="its chat template writes today's date"):
+        Chat.load(path, None, {})
+    fixed = Chat.load(path, None, {"date_string": "26 Jul 2024"})
+    assert fixed.text([{"role": "user", "content": "?"}], add_generation_prompt=True) == "26 Jul 2024?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from think_as_locals.judging.prompt import RESERVED_OPENING, culture_name
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.model_files import model_file, reading_model
 from think_as_locals.runtime.processes import time_limit
-from think_as_locals.types import LABELS, ConfigError, DataError, Item, ModelError, Rollout, TooLongError
+from think_as_locals.types import LABELS, ConfigError, DataError, DataWarning, Item, ModelError, Rollout, TooLongError
 
 _TEMPLATE_S, _LONGEST_FRAME = 20.0, 1_000_000  # for a conversation; characters beside its contents
 _NOT_OF_A_TEMPLATE = {"conversation", "messages", "chat_template", "tokenize", "tokenizer_kwargs", "return_dict"}
@@ -172,6 +173,9 @@ class Chat:
         with reading_model(path):
             tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **where)
         require_chat_template(path, tokenizer)
+        if "strftime_now" in str(tokenizer.chat_template) and "date_string" not in template_kwargs:
+            remedy = "chat_template_kwargs.date_string='26 Jul 2024' is read instead by most"
+            warnings.warn(f"{path}: its chat template writes today's date: {remedy}", DataWarning, stacklevel=2)
         if adapter := model_file(path, "adapter_config.json", revision):  # alone: its base says what ends a turn
             settings = read_json(adapter)
             path, revision = str(settings.get("base_model_name_or_path")), settings.get("revision")
