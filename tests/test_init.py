@@ -20,6 +20,7 @@ from reward_models.tiny import ITEMS
 from think_as_locals.config.checks import load_config, load_data_config, load_recipe
 from think_as_locals.data import load, read
 from think_as_locals.data.sources import jsonl
+from think_as_locals.data.sources.columns import guess_columns
 from think_as_locals.hub.files import is_pushed_path
 from think_as_locals.types import DataError
 
@@ -136,6 +137,12 @@ def test_init_guesses_columns_by_their_names(tal: Tal, row: dict[str, Any], colu
     assert tal("data", "validate", "mine.jsonl", *shlex.split(read_as)[2:]).out.splitlines()[0] == read_as
     with pytest.raises(DataError, match=re.escape(f"The rows look like {read_as.removeprefix('read as ')}, got")):
         read(load_data_config(["data=rows", "data.path=mine.jsonl"]).data)
+
+
+def test_group_of_an_arena_is_the_one_that_is_given() -> None:
+    names = ["question_id", "model_a", "model_b", "winner", "judge", "conversation_a", "conversation_b"]
+    assert "group" not in (guess_columns(names) or "group")
+    assert 'group: ["judge"]' in (guess_columns(names, {"group": ["judge"]}) or "")
 
 
 @pytest.mark.parametrize(

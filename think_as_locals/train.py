@@ -316,8 +316,8 @@ def evaluate_policy(
     for path in folder.journal("*").parent.glob(f"step-{step}.*"):  # of all ranks: the tables have these judgements
         path.unlink()
     write_report(folder.path)
-    failures = [each.judgement for each in scored[TEST] if each.parse_failure]
-    if step == 0 and len(failures) > config.reward.max_parse_failure * len(scored[TEST]):
+    failures = [each.judgement for each in scored[TEST] if each.parse_failure] if step == 0 else []
+    if len(failures) > config.reward.max_parse_failure * len(scored[TEST]):
         shown = [cut(shorten_repeats(" ".join(each.completion.split())), 200) for each in failures[:2]]
         without = f"{len(failures)} of {len(scored[TEST])} test judgements before GRPO have no verdict, such as {shown}"
         console.print(f"warning: {without}. {parse_failure_causes(config, failures)}", style="yellow")

@@ -176,7 +176,8 @@ def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
     path, outcomes = str(data.path), list(item_outcomes(data))
     tally = validate(outcomes)
     tally.require_items(path)
-    items = join_groups(item for outcome in outcomes for item in outcome.items)
+    given = [item for outcome in outcomes for item in outcome.items]
+    items = join_groups(given)
     command = f"tal data validate {shlex.join([path, *overrides])}"
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; {command} lists them"
     for (severity, name), places in tally.places.items():
@@ -189,7 +190,7 @@ def _summarise(data: DataSection, overrides: Sequence[str]) -> str:
         faults += "`language`, or set data.language in the recipe"
     languages = _format_counts(Counter(item.language for item in items))
     groups = f"{len({item.group for item in items}):,}"
-    if len({item.culture for item in items}) > 1 and not any(map(has_own_group, items)):
+    if len({item.culture for item in items}) > 1 and not any(map(has_own_group, given)):
         groups += " (rows that ask the same about several cultures need a column `group` with the question)"
     return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}\nquestion groups: {groups}"
 

@@ -32,7 +32,7 @@ def language_tag(name: str) -> str | None:
     by_name: dict[str, str] = {english.casefold(): tag for tag, english in known.items()} | _OTHER_NAMES
     if plain in PLACEHOLDERS:
         return None  # an empty cell of a table; Min Nan is nan-Hant
-    in_order = re.sub(r"(.+) \((.+)\)", r"\2 \1", plain)  # Chinese (Simplified)
+    in_order = " ".join(reversed(plain.removesuffix(")").split(" (", 1)))  # Chinese (Simplified)
     if "_" not in (tag := by_name.get(plain) or by_name.get(in_order, "_")):
         return tag
     try:

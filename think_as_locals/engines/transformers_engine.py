@@ -193,12 +193,13 @@ def require_all_read(path: str, info: Mapping[str, Any], remedy: str) -> None:
 def require_embeddings(path: str, model: Any, tokenizer: Any) -> None:
     """Raise a ModelError if a tokenizer has tokens that a model has no embedding of, and that may be written.
 
-    Neither padding nor special tokens outside the chat template are, such as Gemma 3's of images.
+    Neither padding nor special tokens of another use are, such as Gemma 3's of images.
     """
     rows, template = getattr(model.get_input_embeddings(), "num_embeddings", math.inf), str(tokenizer.chat_template)
     added = tokenizer.added_tokens_decoder.values()
     unwritten = {each.content for each in added if each.special and each.content not in template}
-    unwritten = unwritten - {tokenizer.eos_token} | {tokenizer.pad_token}
+    ends = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.cls_token, tokenizer.sep_token}
+    unwritten = unwritten - ends | {tokenizer.pad_token}
     if (last := max(id_ for token, id_ in tokenizer.get_vocab().items() if token not in unwritten)) >= rows:
         raise ModelError(
             f"{path}: its tokenizer has token {last}, the model {rows} embeddings: give the model's own tokenizer, or "

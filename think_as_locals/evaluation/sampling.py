@@ -38,7 +38,7 @@ from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.reward_models.reward_model import Answer, Answered, Request, identify_weights, is_unanswered
 from think_as_locals.runtime.files import write_rows
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import LABELS, DataError, DataWarning, Item
+from think_as_locals.types import LABELS, DataError, DataWarning, Item, first_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +249,11 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
             answers.append([{**answer, "seed": sampling.seed} for answer in of_number])
     of_questions = list(zip(*answers, strict=True))
     texts = [[without_thinking(a.get("text", "")).strip() or NO_ANSWER for a in found] for found in of_questions]
-    if lost := [item.id for item, found in zip(items, of_questions, strict=True) if any(map(is_unanswered, found))]:
-        message = f"{len(lost)} of {len(items)} questions were refused by the policy or too long for it: {lost[0]!r}"
+    if lost := [item.id for item, found in zip(items, of_questions, strict=True) if all(map(is_unanswered, found))]:
+        message = f"{len(lost)} of {len(items)} questions were refused by the policy, or too long: {first_of(lost, 3)}"
         if len(lost) == len(items):
             raise DataError(message)
-        warnings.warn(f"{message}, ...; they have no answers", DataWarning, stacklevel=2)
+        warnings.warn(message, DataWarning, stacklevel=2)
     scores = qualities(section, seed, questions, texts)
     provenance = {"policy": identity, "temperature": section.temperature, "task": section.task}
     rows = (

@@ -65,10 +65,10 @@ def save_adapter(model: PeftModel, tensors: Mapping[str, Tensor], folder: str) -
 def base_parameters(model: PeftModel, gather: Gather, *, merged: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight of the base model under its name there, without the adapter or with it merged."""
     layers: list[Any] = [each for each in model.modules() if isinstance(each, BaseTunerLayer)] if merged else []
-    adapted = {
-        id(each.get_param() if isinstance(each, lora.ParamWrapper) else each.get_base_layer().weight): each
-        for each in layers
-    }
+    adapted = {}
+    for each in layers:
+        weight = each.get_param() if isinstance(each, lora.ParamWrapper) else each.get_base_layer().weight
+        adapted[id(weight)] = each
     for name, parameter in model.named_parameters():
         if model.prefix in name:
             continue

@@ -41,7 +41,7 @@ class GainQuery:
     row: int  # of the training data set
     prompt: Messages
     completion_ids: Sequence[int] | None = None  # if its old log-probabilities may be wanted, too
-    rubric: str | None  # its `rubric_span`, a prefix of its text; None where there is nothing to score
+    rubric: str | None  # its `rubric_span`; None where there is nothing to score
     verdict: int  # the best response as presented
 
 

@@ -46,10 +46,9 @@ class RewardGuard:
         """
         found: list[dict[str, float] | str] = []
 
-        gpu = torch.cuda.current_device() if torch.cuda.is_available() else -1
-
         def work() -> None:
-            torch.cuda.set_device(gpu)  # a new thread begins with the first GPU
+            if (device := PartialState().device).type == "cuda":
+                torch.cuda.set_device(device.index or 0)  # a new thread begins with the first GPU
             for rollout in rollouts:
                 try:
                     found.append({name: float(function(*rollout)) for name, function in functions.items()})
@@ -199,9 +198,9 @@ def _record(folder: Path, step: int, rank: int, fault: str, batch: bytes, suffix
 
 
 def _not_finite_error(quantity: str, step: int, ranks: list[int], folder: Path | None, remedy: str) -> TrainingError:
-    batch = f"Batch: {folder}/step-{step}-rank-*. Look at its rewards and lengths, and " if folder else "To go on "
+    batch = f". Batch: {folder}/step-{step}-rank-*. Look at its rewards and lengths, and" if folder else ":"
     return TrainingError(
-        f"step {step}: {quantity} not finite on {_named(ranks)}; the optimizer did not use it. {batch}{remedy}."
+        f"step {step}: {quantity} not finite on {_named(ranks)}; the optimizer did not use it{batch} {remedy}."
     )
 
 

@@ -227,11 +227,11 @@ def guess_columns(names: Iterable[str], given: Mapping[str, str | list[str]] = M
     words = {name: re.sub(r"(?<=[a-z])(?=[A-Z0-9])|[^a-zA-Z0-9]+", "_", name).strip("_").casefold() for name in names}
     found = {field: [name for name in words if re.fullmatch(look, words[name])] for field, look in _LOOK.items()}
     found["responses"].sort(key=lambda name: words[name].rpartition("_")[2])  # label `a` is the first
+    if "model_a" in words.values():  # an arena's question_id is that of the battle; the same words are one question
+        found["group"] = []
     usual = {field: [name for name in _NAMES[field] if name in words] for field in found}
     found |= {field: columns for field, columns in usual.items() if columns}
     found |= {field: list(columns) for field, columns in _as_tuples(given).items()}
-    if "model_a" in words.values():  # an arena's question_id is that of the battle; the same words are one question
-        found["group"] = []
     if not found["prompt"] and "conversation" not in " ".join(words.values()):
         return None
     if found["chosen"] and found["rejected"] and given.keys().isdisjoint(("responses", "best")):
