@@ -103,7 +103,7 @@ def query_items(row: Row, defaults: Mapping[str, Any], is_strict: bool = True) -
         needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **defaults}
         fields = {*_ItemRow.model_fields, *IN_COLUMNS, "country"}
         others = set() if is_strict else {name for name in given if name.casefold() not in fields}
-        row = row._replace(value=needed | {name: given[name] for name in given.keys() - others})
+        row = row._replace(value=needed | {name: value for name, value in given.items() if name not in others})
     return items(row, merge=False)
 
 
