@@ -214,7 +214,7 @@ def min_detectable_effect(a: Values, b: Values, groups: Names, alpha: float = 0.
 
 
 def _jackknife(values: Floats, group: Codes, cell: Codes) -> tuple[float, float]:
-    """Return the jackknife variance over groups of a mean over cells, and its degrees of dof."""
+    """Return the jackknife variance over groups of a mean over cells, and its degrees of freedom."""
     groups = int(group.max()) + 1
     if groups == 1:  # items count as independent; Student's t is the normal distribution
         return 0.0, math.inf
@@ -229,7 +229,7 @@ def _jackknife(values: Floats, group: Codes, cell: Codes) -> tuple[float, float]
 
 
 def _variance_of_gain(gains: Floats, group: Codes, cell: Codes) -> tuple[float, float]:
-    """Return the variance of the mean gain (the greater of groups' and independent items') and degrees of dof."""
+    """Return the variance of the mean gain (the greater of groups' and independent items') and degrees of freedom."""
     variance, dof = _jackknife(gains, group, cell)
     # Kish's design effect: items of small cells weigh more in a mean over cells; 1 where there is a single one.
     sizes = np.bincount(cell)
