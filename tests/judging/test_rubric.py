@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from judging.frontier import HONEST, honest, item_in
+from judging.test_frontier import HONEST, honest, item_in
 
 from think_as_locals.judging import Evidence, parse, rubric_span, score, write
 from think_as_locals.judging.formats import forced_verdict
