@@ -18,7 +18,7 @@ from think_as_locals.config.schema import DataSection
 from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import row_outcomes
 
-KINDS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
+KINDS = (".jsonl", ".parquet", ".csv")
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

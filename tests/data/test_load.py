@@ -95,16 +95,11 @@ def test_candidates_are_read_in_any_number_and_of_any_culture(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"candidates": []}, "candidates: "),
         ({"candidates": ["a", " "]}, "candidates.1: "),
-        ({"candidates": 3}, "candidates: "),
-        ({"prompt": ""}, "prompt: "),
         ({"culture": "Thialand"}, "did you mean 'TH'"),
-        ({"language": "Klingonish"}, "language: "),
-        ({"quality": [1]}, "quality: "),
         ({"qualities": [1, 2]}, "a quality for each of 3 candidates, got [1, 2]"),
         ({"qualities": [1, 2, 3]}, "expected qualities in all rows or in none"),
-        *(({"qualities": [1, bad, 3]}, "qualities.1: ") for bad in ("good", 10**400, nan)),
+        *(({"qualities": [1, bad, 3]}, "qualities.1: ") for bad in (10**400, nan)),
         ({"id": "1"}, "id '1' is already in an earlier row"),
     ],
 )

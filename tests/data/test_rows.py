@@ -19,7 +19,7 @@ from data.tables import fault_names, write
 
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, unpack, valid_items
 from think_as_locals.evaluation.judgements import read_judgements
-from think_as_locals.types import DataError, DataWarning, Item, shown
+from think_as_locals.types import DataError, DataWarning, Item
 
 VALUES: list[dict[str, Any]] = [
     {"prompt": "朝ごはんは？", "chosen": ["味噌汁"]},
@@ -40,20 +40,16 @@ def read(path: Path) -> list[Row]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_file_type_gives_the_same_rows(tmp_path: Path, name: str) -> None:
-    rows = read(write(tmp_path / name, VALUES))
+    rows = read(path := write(tmp_path / name, VALUES))
     texts = [{name: unpack(value) for name, value in row.value.items()} for row in rows]
     assert texts == VALUES
     numbers = range(2, 5) if ".csv" in name.lower() else range(1, 4)  # as a spreadsheet counts them
     assert [row.place for row in rows] == [f"{tmp_path / name}:{number}" for number in numbers]
     assert [row.name for row in rows] == [f"{name}-{number}" for number in numbers]
     assert [json.loads(row.text) for row in rows] == [row.value for row in rows]
-
-
-@pytest.mark.parametrize("name", ["r.jsonl", "r.json", "r.csv"])
-def test_byte_order_mark_is_stripped(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name, VALUES[2:])
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert [row.value for row in read(path)] == VALUES[2:]
+    if path.suffix.lower() in (".jsonl", ".json", ".csv"):  # as Windows writes them
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert [row.value for row in read(path)] == [row.value for row in rows]
 
 
 def test_folder_gives_rows_of_all_data_files_in_order(tmp_path: Path) -> None:
@@ -291,15 +287,6 @@ def test_warnings_keep_items_and_errors_raise(item: Item) -> None:
     bad = outcome(3).with_faults(ERROR, WARNING, Fault("unknown_label", "b"))
     with pytest.raises(DataError, match=r"^rows\.jsonl:3: e; b$"):
         list(valid_items([*valid, bad]))
-
-
-def test_number_that_python_does_not_write_is_named() -> None:
-    assert shown([int("f" * 6000, 16)]) == "a list too long to write"
-
-
-def test_long_fault_detail_is_shortened() -> None:
-    assert Fault("not_json", "x" * 500).detail == "x" * 500
-    assert Fault("not_json", "x" * 2000).detail == "x" * 500 + " ... (2,000 characters)"
 
 
 def test_control_characters_in_a_file_name_are_escaped(tmp_path: Path) -> None:

@@ -125,33 +125,16 @@ def test_invalid_row_reports_its_faults(
     assert (found.items, found.imported) == ((), False)
 
 
-ASK, YES = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "yes"}
-
-
-@pytest.mark.parametrize(
-    ("row", "columns", "labels"),
-    [
-        ({"instruction": "Is it?", "response1": "yes", "response2": "no", "label": 1},
-         "{prompt: instruction, responses: [response1, response2], best: label}", "{1: a, 2: b, 0: tie}"),
-        ({"text": "Is it?", "output 1": "yes", "output 2": "no", "winner": "Output 1"},
-         "{prompt: text, responses: [output 1, output 2], best: winner}", "null"),
-        ({"conversation_a": [ASK, YES], "conversation_b": [ASK, YES | {"content": "no"}], "winner": "model_a"},
-         "{responses: [conversation_a, conversation_b]}", "null"),
-        ({"question": "Is it?", "r1": None, "r2": "yes", "r3": "no", "pick": "R2"},
-         "{prompt: question, responses: [r1, r2, r3], best: pick}", "null"),
-        ({"question": "Is it?", "better_answer": "yes", "worse_answer": "no"},
-         "{prompt: question, chosen: better_answer, rejected: worse_answer}", "null"),
-    ],
-    ids=["PandaLM", "names of columns", "MT-Bench", "an empty one", "chosen"],
-)  # fmt: skip
-def test_real_judge_files_are_read_by_their_columns_and_labels(
-    tmp_path: Path, tal: Tal, row: dict[str, Any], columns: str, labels: str
-) -> None:
-    words = ["data=rows", f"data.columns={columns}", f"data.labels={labels}"]
-    (item,) = outcome_of(tmp_path, row, *words).items
-    assert (item.prompt, item.responses[item.best], sorted(item.responses)) == ("Is it?", "yes", ["no", "yes"])
-    path = tmp_path / "rows.jsonl"
-    assert "1 rows = 1 imported (1 items)" in tal("data", "validate", str(path), *words[1:]).out
+def test_columns_and_labels_of_the_configuration_are_read(tmp_path: Path) -> None:
+    panda_lm = {"instruction": "Is it?", "response1": "yes", "response2": "no", "label": 1}
+    names = "{prompt: instruction, responses: [response1, response2], best: label}"
+    an_empty_one = {"question": "Is it?", "r1": None, "r2": "yes", "r3": "no", "pick": "R2"}
+    for row, columns, labels in (
+        (panda_lm, names, "{1: a, 2: b, 0: tie}"),
+        (an_empty_one, "{prompt: question, responses: [r1, r2, r3], best: pick}", "null"),
+    ):
+        (item,) = outcome_of(tmp_path, row, "data=rows", f"data.columns={columns}", f"data.labels={labels}").items
+        assert (item.prompt, item.responses, item.best) == ("Is it?", ("yes", "no"), 0)
 
 
 ASKED, RICE, TOAST = (
