@@ -83,7 +83,8 @@ def test_component_that_fails_is_rejected_before_training(tmp_path: Path, body: 
     with pytest.raises(ConfigError, match=r"^reward\.own\.mine: .* for the completion '") as caught:
         load_training(load_recipe(QUICKSTART, own))
     assert message in str(caught.value)
-    load_training(load_recipe(QUICKSTART, [*own, "reward.weights.mine=0"]))  # it is not called
+    if body == "None":
+        load_training(load_recipe(QUICKSTART, [*own, "reward.weights.mine=0"]))  # it is not called
 
 
 def test_reward_code_is_copied_and_resume_rejects_changed_code(own: Path, tmp_path: Path) -> None:

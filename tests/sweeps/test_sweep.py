@@ -19,7 +19,7 @@ from warm import processes_in
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.sweeps import runner
 from think_as_locals.sweeps.runner import LOG, STATUS, STOP, read_status, run_job
-from think_as_locals.sweeps.sweep import check_launcher, plan, split_overrides, sweep
+from think_as_locals.sweeps.sweep import check_launcher, plan, sweep
 from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"
@@ -109,12 +109,6 @@ def test_running_job_gets_a_signal_for_each_that_the_sweep_got(tmp_path: Path, m
 def test_invalid_launcher_is_rejected_with_a_hint(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_launcher([override])
-
-
-def test_keys_of_the_launcher_are_not_passed_to_jobs() -> None:
-    ours = ["sweep=joblib", "hydra.launcher.n_jobs=4", "+hydra.launcher.x=1", "hydra/launcher=a"]
-    theirs = ["seed=1", "+data.path=x", "rollout=vllm"]
-    assert split_overrides([*ours, *theirs]) == (ours, theirs)
 
 
 # --- four jobs: stopped, continued, one fails ---

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.judged import flip_items, judge_all, measure
+from sweeps.test_grid import jobs as jobs_of
 
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.sweeps.sweep import Job, make_jobs, write_table
@@ -29,7 +30,7 @@ def judges(folder: Path, jobs: list[Job], **states: Any) -> list[dict[str, Any]]
 
 
 def test_jobs_are_compared_per_item_with_base_and_first_best_first(tmp_path: Path) -> None:
-    found = make_jobs("ablations", [])
+    found = jobs_of("ablations")
     for job, after in zip(found, (lambda i: float(i % 2), lambda i: float(i % 4 > 0), lambda _: 0.0), strict=True):
         measured(tmp_path, job, lambda i: None if i % 2 else 0.0, after)
     rows = judges(tmp_path, found)
@@ -74,7 +75,7 @@ def test_adapter_that_a_cold_start_trains_has_its_own_base(tmp_path: Path) -> No
 
 
 def test_each_prompt_has_its_own_base_and_unmeasured_jobs_have_no_figures(tmp_path: Path) -> None:
-    ours, rm_r1, j1 = make_jobs("methods", [])
+    ours, rm_r1, j1 = jobs_of("methods")
     measured(tmp_path, ours, lambda _: 0.0, lambda _: 1.0)
     measured(tmp_path, rm_r1, lambda i: float(i % 2), lambda _: 1.0)
     RunFolder(tmp_path / j1.name).carb_dir.mkdir(parents=True)
