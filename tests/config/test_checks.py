@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
@@ -10,34 +11,54 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from config.messages import (
-    CARB,
-    DEMONSTRATE,
-    DOWNSTREAM,
-    EDIT,
-    GRPO,
-    HEAD,
-    OPINIONS,
-    PRISM,
-    QUICKSTART,
-    SCPO,
-    a_recipe,
-    faults,
-    message,
-    values_of,
-)
 from conftest import PLANTED
 from pydantic import TypeAdapter
 
 from think_as_locals.config.checks import Config, load_config, load_data_config, load_recipe, validate
-from think_as_locals.config.compose import group_options, recipes
-from think_as_locals.config.model_schema import EvaluationConfig
+from think_as_locals.config.compose import ASSETS, group_options, recipes
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import DataSection, KeyVariable, sections
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
 from think_as_locals.scpo.report import DIFFERENCES
 from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource, shown
+
+GRPO, CARB, QUICKSTART, SCPO, PRISM, OPINIONS = (
+    ASSETS / "recipes" / f"{name}.yaml"
+    for name in ("tal_grpo", "carb", "quickstart", "scpo_quickstart", "scpo_prism", "scpo_globalopinionqa")
+)
+DEMONSTRATE, EDIT = (ASSETS / "conf" / f"{name}.yaml" for name in ("demonstrate", "edit"))
+DOWNSTREAM = ASSETS / "recipes" / "downstream.yaml"
+HEAD = "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n"
+
+
+def a_recipe(folder: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def message(path: Path | str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+@cache
+def values_of(recipe: Path, *overrides: str) -> dict[str, Any]:
+    return load_config(recipe, ["run.name=whole", *overrides]).model_dump()
+
+
+def faults(changes: Mapping[str, Any], recipe: Path = QUICKSTART, *overrides: str) -> str:
+    """The message about a recipe's configuration with some keys set to something else."""
+    values = copy.deepcopy(values_of(recipe, *overrides))
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        reduce(getitem, path, values)[last] = value
+    with pytest.raises(ConfigError) as caught:
+        validate(values)
+    return str(caught.value)
+
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS |= {("data", name): ["data.path=/somewhere"] for name in ("quickstart_blend", "blend_pairs")}
@@ -116,22 +137,8 @@ def test_every_kind_of_model_that_a_recipe_asks_loads(
     assert reloaded(loaded) == loaded
 
 
-TASKS = {"short_answers": ["sample.data.path=x"], "prompts": ["sample.scorer=constant"], "multiple_choice": []}
-POLICIES = {"model": ["path=x"], "server": SERVER, "qwen2_5_7b": []}
 BLEND = ["sample=short_answers", "sample.data.path=x"]
 SAMPLED = ["sample.policy.path=x"]
-
-
-@pytest.mark.parametrize(("task", "policy"), [*zip(TASKS, POLICIES, strict=True)])
-def test_every_sample_task_and_policy_loads_before_an_evaluation(task: str, policy: str) -> None:
-    assert {*group_options()["sample"]} == {*TASKS, "none"}
-    assert {*group_options()["policy"]} == {*POLICIES}
-    given = [f"sample={task}", *TASKS[task], f"sample.policy={policy}"]
-    given += [f"sample.policy.{need}" for need in POLICIES[policy]]
-    before = load_config(DOWNSTREAM, given)
-    assert isinstance(before, EvaluationConfig)
-    assert before.sample is not None
-    assert (before.sample.task, reloaded(before)) == (task, before)
 
 
 @pytest.mark.parametrize("turn", range(max(map(len, group_options().values()))))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from config.messages import GRPO, HEAD, QUICKSTART, a_recipe, message
+from config.test_checks import GRPO, HEAD, QUICKSTART, a_recipe, message
 from conftest import PLANTED
 
 from think_as_locals.config import compose as composition

@@ -207,7 +207,11 @@ def load_dataset_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]
     ],
 )
 def test_hub_id_selects_revision_config_and_split(
-    load_dataset_calls: list[tuple[Any, ...]], path: str, expected: tuple[str | None, ...]
+    load_dataset_calls: list[tuple[Any, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    expected: tuple[str | None, ...],
 ) -> None:
     rows = list(read_rows(path))
     assert load_dataset_calls == [expected]
@@ -216,6 +220,11 @@ def test_hub_id_selects_revision_config_and_split(
     assert rows[-1].value == VALUES[2]
     with pytest.raises(DataError, match=r"owner/other: no such file, and .* Hub .*ConnectionError: offline"):
         list(read_rows("owner/other"))
+    (tmp_path / path).mkdir(parents=True)  # a folder here comes before the Hub
+    write(tmp_path / path / "r.jsonl", VALUES)
+    monkeypatch.chdir(tmp_path)
+    load_dataset_calls.clear()
+    assert (len(list(read_rows(path))), load_dataset_calls) == (3, [])
 
 
 def test_unreachable_hub_fails_without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,16 +236,6 @@ def test_unreachable_hub_fails_without_retries(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(DataError, match=r"owner/set: no such file, .* Hub .*: it cannot be reached \(.*refused"):
         list(read_rows("owner/set"))
     assert datasets.config.HF_HUB_OFFLINE is False
-
-
-def test_local_folder_takes_precedence_over_the_hub(
-    load_dataset_calls: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "owner" / "set").mkdir(parents=True)
-    write(tmp_path / "owner" / "set" / "r.jsonl", VALUES)
-    monkeypatch.chdir(tmp_path)
-    assert len(list(read_rows("owner/set"))) == 3
-    assert load_dataset_calls == []
 
 
 # --- what becomes of rows ---

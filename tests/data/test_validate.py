@@ -192,8 +192,7 @@ def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
 
 
 RUN_ON = [
-    *("A wai.assistant\n\nAnd a smile.", "ไหว้ครับassistant\n\nยิ้มด้วย", "**A wai**assistant\n\nAnd a smile."),
-    *("A wai.\nassistant\n\nAnd a smile.", "assistant\n\nA wai.", "A wai.user\n\nAnd then?"),
+    *("ไหว้ครับassistant\n\nยิ้มด้วย", "A wai.\nassistant\n\nAnd a smile.", "assistant\n\nA wai."),
     *("A wai.user\r\n\r\nAnd then?", "A wai.\r\n\r\nHuman: And then?"),
     *("A wai.<|im_end|>", "A<|start_header_id|>assistant<|end_header_id|>", "A.<end_of_turn>", "[/INST] A wai."),
 ]
