@@ -193,7 +193,10 @@ def test_nothing_starts_of_an_invalid_or_stopped_sweep(tmp_path: Path) -> None:
 
 
 def test_plan_lists_jobs_with_their_overrides(tmp_path: Path) -> None:
-    planned = plan("ablations_quickstart", ["~variants.full", "grpo.beta=0.1", "seed=1,2", f"run.dir={tmp_path}"])
+    launcher = ["sweep=joblib", "hydra.launcher.n_jobs=4"]  # of no job
+    planned = plan(
+        "ablations_quickstart", ["~variants.full", "grpo.beta=0.1", "seed=1,2", f"run.dir={tmp_path}", *launcher]
+    )
     fixed = f"~variants.full grpo.beta=0.1 run.dir={tmp_path}"
     assert [text for _, text in planned] == [
         f"{fixed} reward=paper_without_{part} seed={seed}" for part in ("gain", "correctness") for seed in (1, 2)
