@@ -20,7 +20,7 @@ TAGS = {
     "zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "arb_Arab": "ar", "pes_Arab": "fa", "jpn_Jpan": "ja",
     "pt-BR": "pt-BR", "Chinese (Simplified)": "zh", "Bengali": "bn", "Farsi": "fa",
     "Traditional Chinese": "zh-Hant", "Portuguese (Brazil)": None,
-    "Brazilian Portuguese": "pt-BR", "Klingonese": None, "python": None, "": None,
+    "Brazilian Portuguese": "pt-BR", "Klingonese": None, "python": None, "nan": None, "": None,
 }
 CODES = {
     "UAE": "AE", "Turkey": "TR", "Bosnia and Herzegovina": "BA", "Trinidad & Tobago": "TT", "ZAF": "ZA",

@@ -19,7 +19,7 @@ from data.tables import fault_names, write
 
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, unpack, valid_items
 from think_as_locals.evaluation.judgements import read_judgements
-from think_as_locals.types import DataError, DataWarning, Item
+from think_as_locals.types import DataError, DataWarning, Item, shown
 
 VALUES: list[dict[str, Any]] = [
     {"prompt": "朝ごはんは？", "chosen": ["味噌汁"]},
@@ -286,6 +286,10 @@ def test_warnings_keep_items_and_errors_raise(item: Item) -> None:
     bad = outcome(3).with_faults(ERROR, WARNING, Fault("unknown_label", "b"))
     with pytest.raises(DataError, match=r"^rows\.jsonl:3: e; b$"):
         list(valid_items([*valid, bad]))
+
+
+def test_number_that_python_does_not_write_is_named() -> None:
+    assert shown([int("f" * 6000, 16)]) == "a list too long to write"
 
 
 def test_control_characters_in_a_file_name_are_escaped(tmp_path: Path) -> None:

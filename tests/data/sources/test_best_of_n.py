@@ -121,6 +121,11 @@ def test_invalid_or_suspicious_row_reports_every_fault(
     assert (len(outcome.items), outcome.imported) == (is_suspicious, is_suspicious)
 
 
+def test_group_ignores_case_and_whitespace_of_the_prompt() -> None:
+    groups = [read("carb", prompt=prompt).items[0].group for prompt in ("Who? ", "who?", "Who not?")]
+    assert groups[0] == groups[1] != groups[2]
+
+
 @pytest.mark.parametrize("changes", [{"chosen": ["Red.", "Blue.", "Red."]}, {"rejected": [*TIES["rejected"][:8]] * 2}])
 def test_equal_responses_of_a_ties_row_are_one(changes: dict[str, Any]) -> None:
     (name, texts), expected = *changes.items(), TIES | changes
