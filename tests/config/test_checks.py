@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
@@ -11,34 +11,54 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from config.messages import (
-    CARB,
-    DEMONSTRATE,
-    DOWNSTREAM,
-    EDIT,
-    GRPO,
-    HEAD,
-    OPINIONS,
-    PRISM,
-    QUICKSTART,
-    SCPO,
-    a_recipe,
-    faults,
-    message,
-    values_of,
-)
 from conftest import PLANTED
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from think_as_locals.config.checks import Config, load_config, load_data_config, load_recipe, validate
-from think_as_locals.config.compose import group_options, recipes
-from think_as_locals.config.model_schema import EvaluationConfig
+from think_as_locals.config.compose import ASSETS, group_options, recipes
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import DataSection, KeyVariable, sections
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
 from think_as_locals.scpo.report import DIFFERENCES
 from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource, shown
+
+GRPO, CARB, QUICKSTART, SCPO, PRISM, OPINIONS = (
+    ASSETS / "recipes" / f"{name}.yaml"
+    for name in ("tal_grpo", "carb", "quickstart", "scpo_quickstart", "scpo_prism", "scpo_globalopinionqa")
+)
+DEMONSTRATE, EDIT = (ASSETS / "conf" / f"{name}.yaml" for name in ("demonstrate", "edit"))
+DOWNSTREAM = ASSETS / "recipes" / "downstream.yaml"
+HEAD = "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n"
+
+
+def a_recipe(folder: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def message(path: Path | str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+@cache
+def values_of(recipe: Path, *overrides: str) -> dict[str, Any]:
+    return load_config(recipe, ["run.name=whole", *overrides]).model_dump()
+
+
+def faults(changes: Mapping[str, Any], recipe: Path = QUICKSTART, *overrides: str) -> str:
+    """The message about a recipe's configuration with some keys set to something else."""
+    values = copy.deepcopy(values_of(recipe, *overrides))
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        reduce(getitem, path, values)[last] = value
+    with pytest.raises(ConfigError) as caught:
+        validate(values)
+    return str(caught.value)
+
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS |= {("data", name): ["data.path=/somewhere"] for name in ("quickstart_blend", "blend_pairs")}
@@ -78,17 +98,16 @@ def test_every_recipe_loads_and_is_named_after_its_file(path: Path) -> None:
     assert loaded.recipe == path.stem
     assert loaded.run.name.startswith(f"{path.stem}-")
     assert reloaded(loaded) == loaded
-    with pytest.raises(ValueError, match="frozen"):
-        loaded.seed = 3  # type: ignore[misc]
 
 
-def test_cold_start_reads_demonstrations_from_sft_data() -> None:
-    demonstrated = ["trainer=demonstrated_grpo", "sft.data=x"]
+def test_cold_start_reads_demonstrations_from_sft_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/local")
+    demonstrated = ["trainer=demonstrated_grpo", "sft.data=x", 'model.path="~/judge"']
     rates = {"adapters": (1e-4, 1e-5), "a whole model": (1e-5, 1e-6)}
     for more, expected in zip((["lora=rank16"], []), rates.values(), strict=True):
         loaded = load_recipe(GRPO, [*demonstrated, *more])
         assert loaded.sft
-        assert (loaded.sft.data, loaded.sft.length) == ("x", "2 epochs")
+        assert (loaded.sft.data, loaded.sft.length, loaded.model.path) == ("x", "2 epochs", "/home/local/judge")
         assert (loaded.sft.learning_rate, loaded.grpo.learning_rate) == expected
     assert (scratch := load_recipe(QUICKSTART, ["sft.data=x"]).sft)
     assert scratch.data == "x"
@@ -118,22 +137,8 @@ def test_every_kind_of_model_that_a_recipe_asks_loads(
     assert reloaded(loaded) == loaded
 
 
-TASKS = {"short_answers": ["sample.data.path=x"], "prompts": ["sample.scorer=constant"], "multiple_choice": []}
-POLICIES = {"model": ["path=x"], "server": SERVER, "qwen2_5_7b": []}
 BLEND = ["sample=short_answers", "sample.data.path=x"]
 SAMPLED = ["sample.policy.path=x"]
-
-
-@pytest.mark.parametrize(("task", "policy"), [*zip(TASKS, POLICIES, strict=True)])
-def test_every_sample_task_and_policy_loads_before_an_evaluation(task: str, policy: str) -> None:
-    assert {*group_options()["sample"]} == {*TASKS, "none"}
-    assert {*group_options()["policy"]} == {*POLICIES}
-    given = [f"sample={task}", *TASKS[task], f"sample.policy={policy}"]
-    given += [f"sample.policy.{need}" for need in POLICIES[policy]]
-    before = load_config(DOWNSTREAM, given)
-    assert isinstance(before, EvaluationConfig)
-    assert before.sample is not None
-    assert (before.sample.task, reloaded(before)) == (task, before)
 
 
 @pytest.mark.parametrize("turn", range(max(map(len, group_options().values()))))
@@ -244,13 +249,16 @@ def test_large_models_are_launched_on_eight_gpus() -> None:
     assert {"tal_grpo", "tal_paper", "ablations", "methods"} <= {*large}
 
 
+NOWHERE = {"culture": "hidden", "rubric_language": "any"}
+
+
 def test_every_prompt_has_its_kind_and_rewards_that_it_asks_for() -> None:
     assert {*GRAMMAR_PROMPTS, *VERDICT_PROMPTS, *RATING_PROMPTS} == {*prompt_names()}
     for prompt in VERDICT_PROMPTS:
-        assert load_recipe(GRPO, [f"prompt={prompt}", "reward=rm_r1"]).prompt.template == prompt
-        assert f"which prompt {prompt} does not ask for" in message(GRPO, f"prompt={prompt}")
+        assert f"which prompt {prompt} does not ask for" in faults({"prompt": {"template": prompt} | NOWHERE}, GRPO)
     for prompt in ("compact", "compact_responses_first"):
-        assert f"reward.weights.rubric_quality: prompt {prompt} does not" in message(GRPO, f"prompt={prompt}")
+        found = faults({"prompt": {"template": prompt} | NOWHERE}, GRPO)
+        assert f"reward.weights.rubric_quality: prompt {prompt} does not" in found
     load_recipe(GRPO, ["prompt=compact_rubric"])
 
 
@@ -260,12 +268,6 @@ def test_trl_fields_missing_from_conf_can_be_set() -> None:
     scpo = load_config(SCPO, ["scpo.center_rewards_coefficient=0.01", "global_rm.weight_decay=0.1"])
     assert scpo.scpo.model_extra == {"center_rewards_coefficient": 0.01}
     assert scpo.global_rm.model_extra == {"weight_decay": 0.1}
-
-
-def test_tilde_in_model_path_expands_to_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/local")
-    words = ["trainer=grpo", "model.scratch=null", 'model.path="~/judge"']
-    assert load_recipe(QUICKSTART, words).model.path == "/home/local/judge"
 
 
 # --- what is refused ---
@@ -278,12 +280,8 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
     (GRPO,): [
         (["trainer=cold_start_grpo"], "sft: trainer=cold_start_grpo is for random weights"),
         (["sft.data=x"], "sft: not all of its keys are set"),
-        (["sft.max_steps=10"], "sft: not all of its keys are set"),
-        (["model.scratch.hidden_size=64"], "model.scratch: not all of its keys are set"),
         (["trainer=demonstrated_grpo", "sft.max_steps=0"], "sft.max_steps: got 0"),
-        (["sample.task=prompts"], "sample: no such key"),
         (["data=mix"], "data.mix: Dictionary should have at least 1 item"),
-        (["data.mix.mine=blend", "data.mix.mine.path=x"], "data.mix: no such key"),
         (["data=mix", "data.mix.Mine=culture_cards"], "data.mix.Mine: got 'Mine'"),
         (["eval.sets.test=culture_cards"], "eval.sets.test: "),
         (["prompt=rewardbench2", "prompt.template=rewardbench2_ratings", "reward=rm_r1"], "prompt.template: "),
@@ -306,9 +304,6 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         ({"lora.target_modules": names}, "lora.target_modules: ") for names in (["lm_head"], ".*(q_proj|head)", "*")
     ],
     (QUICKSTART,): [
-        (["model=qwen2_5_7b"], "sft: trainer=cold_start_grpo is for random weights"),
-        (["sft.data=x", "sft.max_steps=0"], "sft.max_steps: got 0"),
-        (["rollout=vllm_colocate", "rollout.ahead=1"], "rollout.ahead: got 1"),
         ({"sft.max_steps": -1}, "sft.max_steps: got -1"),
         ({"sft": None}, "sft: a randomly initialised model needs trainer=cold_start_grpo"),
         ({"sft.biased_wrong": 0.6, "sft.biased_right": 0.6}, "sft.biased_right: "),
@@ -322,12 +317,8 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         ({"seed": "three"}, "seed: got 'three', expected a valid integer"),
         ({"seed": 2**32}, "seed: got 4294967296, expected less than 4294967296"),
         ({"grpo.beta": "0.1"}, "grpo.beta: got '0.1', expected a valid number"),
-        ({"grpo.beta": True}, "grpo.beta: got True"),
-        ({"data.groups": [7]}, "data.groups.0: got 7, expected a valid string"),
-        ({"data.split": "grouped"}, "data.split: got 'grouped', expected 'group' or 'pairing'"),
         ({"prompt.template": "listwize"}, "prompt.template: got 'listwize'; did you mean 'listwise'?; avail"),
         ({"reward.weights": {"consistency": 0.1}}, "reward.weights.consistency: "),
-        ({"reward.weights": {"corectness": 1.0}}, "reward.weights: no component 'corectness'; did you mean 'correct"),
         (GAIN | {"reward.criteria_gain.scorer": "reference"}, "reward.criteria_gain.scorer: no reference model with"),
         ({"reward.both_orders": True, "grpo.num_generations": 7}, "grpo.num_generations: got 7, expected an even"),
         (GAIN | {"reward.both_orders": True, "grpo.num_generations": 2}, "grpo.num_generations: got 2, expected at l"),
@@ -336,7 +327,6 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         ({"reward.own": {"length": "own.py:f"}}, "reward.own.length: a component of this name exists"),
         ({"reward.own": {"brief": "own.py"}}, "reward.own.brief: got 'own.py'"),
         ({"reward.own": {"Brief": "own.py:brief"}}, "reward.own.Brief"),
-        ({"reward.own": {"brief": 3}}, "reward.own.brief: got 3, expected a valid string"),
         ({"reward.weights": {"correctness": 0.0}}, "reward.weights: all are 0: set one of them above 0"),
         ({"grpo.report_to": ["wandbb"]}, "grpo.report_to.0: got 'wandbb', expected 'wandb', 'tensorboard' or"),
     ],
@@ -344,22 +334,14 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
     (DEMONSTRATE, *TEACHER): [
         ({"teacher.orders": 2}, "teacher.orders: got 2, expected 1, as judges are trained"),
         ({"teacher.protocol": "pairwise"}, "teacher.protocol: got pairwise"),
-        ({"data.shuffle_labels": True}, "data.shuffle_labels: "),
         ({"items": "validation", "data.validation_share": None}, "items: no validation items are held out"),
     ],
     (DEMONSTRATE, *TEACHER, *MIX): [
         ({"data.weights": {"cards": 1, "mine": 2}}, "data.weights: only weights training items"),
         ({"data.mix.mine.max_prompt_tokens": 9}, "data.max_prompt_tokens: got 9"),
     ],
-    (EDIT,): [([], "no default for editor.model, editor.url")],
-    (EDIT, *EDITOR): [
-        ({"probes": ["XX"]}, "probes.0: got 'XX', expected 'CC', 'RC', 'CL' or 'RP'"),
-        ({"probes": ["CL", "RC", "CL"]}, "probes: got CL, RC, CL, expected each once"),
-    ],
-    (DOWNSTREAM,): [
-        (["eval.candidates=x"], "eval.candidates: the candidates are sampled here"),
-        (["sample.policy=model"], "no default for sample.policy.path"),
-    ],
+    (EDIT, *EDITOR): [({"probes": ["CL", "RC", "CL"]}, "probes: got CL, RC, CL, expected each once")],
+    (DOWNSTREAM,): [(["eval.candidates=x"], "eval.candidates: the candidates are sampled here")],
     (DOWNSTREAM, *SAMPLED): [
         (["sample=prompts"], "sample.scorer: got none, expected with task prompts a reward model"),
         (["sample.scorer=constant"], "sample.scorer: got constant, expected with task multiple_choice none"),
@@ -369,7 +351,6 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         (["sample.data=jsonl", "sample.data.path=y"], "sample.data: got jsonl, but only blend"),
     ],
     (CARB,): [
-        (["rms.mine=judge"], "no default for rms.mine.path"),
         (["data=mix", "data.mix.cards=culture_cards"], "data.source: got 'mix', expected 'culture_cards'"),
         ({"rms": {"a b": 1}}, "rms.a b: got 'a b': String should match"),
         ({"run.launch": "single"}, "run.launch: got 'single', but an evaluation shards no model"),
@@ -384,10 +365,8 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
     (SCPO,): [
         ({"data.validation_share": 0.1}, "data.validation_share: SCPO chooses no checkpoint: set it to null"),
         ({"data.max_prompt_tokens": 9}, "data.max_prompt_tokens: got 9"),
-        ({"scpo.variants": ["scpo", "filters"]}, "scpo.variants.1: got 'filters', expected 'full', 'filter', 'weight'"),
         ({"scpo.filter_threshold": 1.0}, "scpo.filter_threshold: got 1.0, expected less than 1"),
         ({"scpo.max_steps": -1}, "scpo.max_steps: got -1, expected greater than 0"),
-        ({"mode.dropuot": True}, "mode.dropuot: no such key; did you mean 'mode.dropout'?"),
         ({"global_rm": None}, "global_rm: a randomly initialised reward model needs global_rm=pooled"),
         ({"scpo.variants": ["full"], "scpo.keep_models": ["scpo"]}, "scpo.keep_models: scpo is not among"),
         ({"scpo.reference": "other_countries"}, "scpo.reference: other_countries needs data=globalopinionqa"),
@@ -396,8 +375,6 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
     (SCPO, "lora=rank16"): [({"lora.lora_dropout": 0.1}, "lora.lora_dropout: mode=corrected turns all dropout off")],
     (PRISM,): [
         ({"scpo.variants": [], "scpo.keep_models": []}, "global_rm: without variants it takes global_rm=pooled"),
-        (["global_rm.learning_rate=0.1"], "global_rm: not all of its keys are set"),
-        (["lora.r=4"], "lora: not all of its keys are set: choose an option of conf/ that sets them"),
         (["data=mix", "data.mix.cards=culture_cards"], "data.source: got 'mix', expected 'culture_cards'"),
     ],
 }
@@ -416,7 +393,6 @@ REFUSED[QUICKSTART,] += [
 NAN, INFINITE = float("nan"), float("inf")
 REFUSED[QUICKSTART,] += [
     ({"grpo.num_generation": 4}, "grpo.num_generation: none of the fields of TRL's GRPOConfig that"),
-    ({"grpo.top_p": "high"}, "grpo.top_p: got 'high', expected"),
     ({"sft.packing": True}, "sft.packing: none of the fields of TRL's SFTConfig"),
     ({"grpo.top_p": INFINITE}, "grpo.top_p: got inf, expected a finite number"),  # a field of TRL's
     ({"sft.biased_share": -INFINITE}, "sft.biased_share: got -inf, expected a finite number"),
@@ -464,32 +440,17 @@ def test_url_with_credentials_is_rejected_without_repeating_them(url: str) -> No
     assert "hidden" not in found
 
 
-SERVERS = [  # every place of a recipe that names one
-    (DEMONSTRATE, "teacher", []),
-    (EDIT, "editor", []),
-    (DOWNSTREAM, "sample.policy", []),
-    (DOWNSTREAM, "sample.scorer", ["sample=prompts", *SAMPLED]),
-    (CARB, "rms.mine", []),
-]
-
-
-@pytest.mark.parametrize(("recipe", "place", "words"), SERVERS)
-def test_server_of_any_recipe_is_sent_no_other_secret(recipe: Path, place: str, words: list[str]) -> None:
-    server = [*words, f"{place}=server", f"{place}.url=https://there/v1", f"{place}.model=x"]
-    for variable in ("HF_TOKEN", PLANTED["HF_TOKEN"]):  # the key itself in place of its name is not repeated
-        found = message(recipe, *server, f"{place}.key_variable={variable}")
+@pytest.mark.parametrize(("recipe", "place"), [(EDIT, "editor"), (CARB, "rms.mine")])
+def test_server_is_sent_no_other_secret(recipe: Path, place: str) -> None:
+    server = [f"{place}=server", *(f"{place}.{need}" for need in SERVER)]
+    for name in ("OPENAI_API_KEY", "VLLM_API_KEY", "TAL_API_KEY", "ANTHROPIC_API_KEY", "TAL_MY_KEY"):
+        assert TypeAdapter[str](KeyVariable).validate_python(name) == name
+    secrets = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "STRIPE_API_KEY")
+    # The key itself in place of its name is not repeated.
+    for name in (*secrets, "XOPENAI_API_KEY", "TAL_", "OPENAI_API_KEY\n", PLANTED["HF_TOKEN"]):
+        found = faults({f"{place}.key_variable": name}, recipe, *server)
         assert f"{place}.key_variable: String should match" in found
         assert PLANTED["HF_TOKEN"] not in found
-
-
-def test_key_variable_accepts_only_model_server_keys() -> None:
-    check = TypeAdapter[str](KeyVariable).validate_python
-    for name in ("OPENAI_API_KEY", "VLLM_API_KEY", "TAL_API_KEY", "ANTHROPIC_API_KEY", "TAL_MY_KEY"):
-        assert check(name) == name
-    secrets = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "STRIPE_API_KEY")
-    for name in (*secrets, "XOPENAI_API_KEY", "TAL_", "OPENAI_API_KEY\n"):
-        with pytest.raises(ValidationError):
-            check(name)
 
 
 def test_a_missing_key_is_named() -> None:
@@ -505,9 +466,9 @@ def test_a_missing_key_is_named() -> None:
     ],
     ids=["a text", "a path", "a list", "a key", "a mapping"],
 )
-def test_error_shortens_long_recipe_values(tmp_path: Path, value: Any) -> None:
-    for place in ("grpo:\n  top_p:", "nowhere:"):
-        found = message(a_recipe(tmp_path, f"{HEAD}{place} {json.dumps(value)}\n"))
+def test_error_shortens_long_recipe_values(value: Any) -> None:
+    for place in ("grpo.top_p", "nowhere"):
+        found = faults({place: value})
         assert len(found) < 12_000, place
         assert max(map(len, found.split("\n"))) < 1_600, place
 
@@ -545,17 +506,19 @@ def test_scpo_recipes_set_model_data_and_hyperparameters() -> None:
         assert (scpo.learning_rate, scpo.batch_size, scpo.num_train_epochs) == (1e-6, 8, 3)
 
 
-@pytest.mark.parametrize("group", ["data", "model", "mode", "lora"])
-def test_every_option_of_the_scpo_groups_loads(group: str) -> None:
+SCPO_GROUPS = {group: group_options()[group] for group in ("data", "model", "mode", "lora")}
+SCPO_GROUPS["data"].remove("mix")  # for judges
+
+
+@pytest.mark.parametrize("turn", range(max(map(len, SCPO_GROUPS.values()))))
+def test_every_option_of_the_scpo_groups_loads(turn: int) -> None:
     assert set(group_options()["global_rm"]) == {"none", "pooled", "pretrained"}
-    for option in group_options()[group]:
-        if option == "mix":  # for judges
-            continue
-        path = "null" if option.endswith("_cards") else "x"
-        global_rm = "pooled" if group == "model" and "quickstart" in option else "none"
-        config = scpo_config(PRISM, [f"{group}={option}", f"data.path={path}", f"global_rm={global_rm}"])
-        assert (config.global_rm is None) == (global_rm == "none")
-        assert reloaded(config) == config
+    chosen = {group: options[turn % len(options)] for group, options in SCPO_GROUPS.items()}
+    chosen["data.path"] = "null" if chosen["data"].endswith("_cards") else "x"
+    chosen["global_rm"] = "pooled" if "quickstart" in chosen["model"] else "none"
+    config = scpo_config(PRISM, [f"{name}={option}" for name, option in chosen.items()])
+    assert (config.global_rm is None) == (chosen["global_rm"] == "none")
+    assert reloaded(config) == config
 
 
 def test_as_released_mode_differs_only_in_documented_keys() -> None:

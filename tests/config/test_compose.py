@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from config.messages import GRPO, HEAD, QUICKSTART, a_recipe, message
+from config.test_checks import GRPO, HEAD, QUICKSTART, a_recipe, message
 from conftest import PLANTED
 
 from think_as_locals.config import compose as composition
@@ -34,11 +34,6 @@ def test_key_that_stands_twice_is_named_with_the_recipe_and_its_line(tmp_path: P
         load_recipe(a_recipe(tmp_path, f"{HEAD}seed: 1\nseed: 2\n"))
 
 
-def test_recipe_path_is_found_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert load_recipe("recipes/quickstart.yaml").recipe == "quickstart"
-
-
 def test_checkout_path_may_contain_special_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = tmp_path / "with space" / "Größe" / "a(1)" / "it's"
     for part in ("conf", "recipes"):
@@ -47,13 +42,17 @@ def test_checkout_path_may_contain_special_characters(tmp_path: Path, monkeypatc
     assert load_recipe(checkout / "recipes" / "quickstart.yaml").recipe == "quickstart"
 
 
-def test_files_next_to_a_recipe_do_not_shadow_conf(tmp_path: Path) -> None:
+def test_files_next_to_a_recipe_or_in_the_working_folder_do_not_shadow_conf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A run's own folder holds a config.yaml; a project of one's own may hold folders called data or model.
+    monkeypatch.chdir(tmp_path)
     a_recipe(tmp_path, "seed: 99\n", "config.yaml")
     (tmp_path / "model").mkdir()
     a_recipe(tmp_path / "model", "path: somebody/else\n", "qwen2_5_7b.yaml")
     loaded = load_recipe(a_recipe(tmp_path, HEAD))
     assert (loaded.seed, loaded.model.path) == (0, "Qwen/Qwen2.5-7B-Instruct")
+    assert load_recipe("recipes/quickstart.yaml").recipe == "quickstart"
 
 
 def test_unknown_option_or_recipe_error_names_the_known_ones(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pyarrow
 import pyarrow.parquet
 
 from think_as_locals.config.checks import load_data_config
+from think_as_locals.config.schema import DataSection
 from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import row_outcomes
 
-KINDS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
+KINDS = (".jsonl", ".parquet", ".csv")
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -61,8 +63,14 @@ def outcome_of(folder: Path, value: Any, *overrides: str) -> Outcome:
     """What becomes of one row, read as a configuration says: `data=carb`, ..."""
     path = folder / "rows.jsonl"
     path.write_text(json.dumps(value))
-    (outcome,) = row_outcomes(load_data_config([*overrides, f"data.path={path}"]).data)
+    (outcome,) = row_outcomes(composed(*overrides).model_copy(update={"path": str(path)}))
     return outcome
+
+
+@cache
+def composed(*overrides: str) -> DataSection:
+    """The `data` section of a source that reads a file."""
+    return load_data_config([*overrides, "data.path=rows.jsonl"]).data
 
 
 def _cell(value: Any) -> Any:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-import os
 import re
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from functools import cache
 from typing import Any
@@ -126,33 +124,25 @@ def test_best_response_is_the_only_fact_valid_for_the_culture() -> None:
         assert (item.domain, item.source) == (card.domain, "culture_cards")
 
 
-@pytest.mark.parametrize("size", range(2, 9))
-def test_num_responses_sets_the_number_of_responses(size: int) -> None:
-    items = read(num_responses=size, sets_per_group=1)
-    assert {len(item.responses) for item in items} == {size}
-    assert {item.culture for item in items} == set(CULTURES)
+def test_item_ids_are_unique_for_repeated_languages() -> None:
+    for languages, expected in ((["en", "en"], {"en"}), (["own"], LANGUAGES), (["en", "own"], LANGUAGES)):
+        items = read(languages=languages, sets_per_group=1)
+        assert len({item.id for item in items}) == len(items)
+        assert {item.language for item in items} == expected
+        assert languages != ["own"] or {(item.culture, item.language) for item in items} == set(CULTURES.items())
 
 
-@pytest.mark.parametrize(
-    ("languages", "expected"), [(["en", "en"], {"en"}), (["own"], LANGUAGES), (["en", "own"], LANGUAGES)]
-)
-def test_item_ids_are_unique_for_repeated_languages(languages: list[str], expected: set[str]) -> None:
-    items = read(languages=languages)
-    assert len({item.id for item in items}) == len(items)
-    assert {item.language for item in items} == expected
-    if languages == ["own"]:
-        assert {(item.culture, item.language) for item in items} == set(CULTURES.items())
-
-
-def test_english_items_are_complete_flip_sets_balanced_by_culture() -> None:
-    items = read(sets_per_group=10)
+@pytest.mark.parametrize(("size", "sets_per_group"), [(4, 10), (2, 1), (8, 1)])
+def test_english_items_are_complete_flip_sets_balanced_by_culture(size: int, sets_per_group: int) -> None:
+    items = read(num_responses=size, sets_per_group=sets_per_group)
     sets = flip_sets(items)
     assert sum(map(len, sets)) == len(items)
     for members in sets:
+        assert len(members) == size
         assert sorted(str(item.culture) for item in members) == sorted(members[0].origins)
     counts = Counter(item.culture for item in items)
     assert set(counts) == set(CULTURES)
-    assert max(counts.values()) < 1.25 * min(counts.values())
+    assert sets_per_group == 1 or max(counts.values()) < 1.25 * min(counts.values())
 
 
 def test_sets_per_group_samples_flip_sets_by_seed() -> None:
@@ -162,18 +152,9 @@ def test_sets_per_group_samples_flip_sets_by_seed() -> None:
     every = {item.id for item in read(groups=groups, sets_per_group=None)}
     assert {item.id for item in few} < every
     assert {item.id for item in few} != {item.id for item in other} < every
-
-
-def test_items_do_not_depend_on_pythonhashseed() -> None:
-    program = """
-from think_as_locals.config.checks import load_data_config
-from think_as_locals.data import read
-words = ["data=culture_cards", "data.languages=[en,own]", "data.sets_per_group=1"]
-print(*(item.id for item in read(load_data_config(words).data, 5)), sep="\\n")
-"""
-    environment = {**os.environ, "PYTHONHASHSEED": "123"}
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
-    assert done.stdout.splitlines() == [item.id for item in read(languages=["en", "own"], sets_per_group=1, seed=5)]
+    # The same in every process, each of which has a PYTHONHASHSEED of its own.
+    ids = "".join(item.id for item in read(languages=["en", "own"], sets_per_group=1, seed=5))
+    assert hashlib.sha256(ids.encode()).hexdigest()[:16] == "95fe83f0df837aa0"
 
 
 def test_unknown_language_error_lists_the_known_ones() -> None:
@@ -185,7 +166,9 @@ def test_unknown_language_error_lists_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(("languages", "split"), SPLIT_CHOICES)
-def test_traits_and_position_score_at_chance_and_test_split_is_balanced(languages: tuple[str, ...], split: str) -> None:
+def test_both_splits_have_whole_flip_sets_on_which_traits_and_position_score_at_chance(
+    languages: tuple[str, ...], split: str
+) -> None:
     both = splits(languages, split)
     for items in (both.test, both.train + both.test):
         assert len(items) > 700
@@ -195,12 +178,7 @@ def test_traits_and_position_score_at_chance_and_test_split_is_balanced(language
     assert [positions[i] / len(both.test) for i in range(4)] == pytest.approx([0.25] * 4, abs=0.05)
     assert len(both.test) / len(both.train + both.test) == pytest.approx(0.2, abs=0.02)
     assert len({(item.culture, item.domain) for item in both.test}) == 40
-
-
-@pytest.mark.parametrize(("languages", "split"), [(("en",), "group"), (("en", "own"), "group"), (("en",), "pairing")])
-def test_flip_sets_are_complete_in_both_splits(languages: tuple[str, ...], split: str) -> None:
-    both = splits(languages, split)
-    for side in (both.train, both.test):
+    for side in (both.train, both.test) if "en" in languages else ():
         english = [item for item in side if item.language == "en"]
         sets = flip_sets(english)
         assert sum(map(len, sets)) == len(english) > 700

@@ -20,40 +20,26 @@ TAGS = {
     "zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "arb_Arab": "ar", "pes_Arab": "fa", "jpn_Jpan": "ja",
     "pt-BR": "pt-BR", "Chinese (Simplified)": "zh", "Bengali": "bn", "Farsi": "fa",
     "Traditional Chinese": "zh-Hant", "Portuguese (Brazil)": None,
-    "Brazilian Portuguese": "pt-BR", "Klingonese": None, "python": None, "": None,
+    "Brazilian Portuguese": "pt-BR", "Klingonese": None, "python": None, "nan": None, "": None,
 }
 CODES = {
-    "Thailand": "TH", "South Korea": "KR", "South_Korea": "KR", "United States": "US", "USA": "US", "US": "US",
-    "us": "US", "UK": "GB", "UAE": "AE", "Turkey": "TR", "vietnam": "VN", "Bosnia and Herzegovina": "BA",
-    "Trinidad & Tobago": "TT", "Great Britain": "GB", "S. Korea": "KR", "ZAF": "ZA",
-    "Tanzania, United Republic of": "TZ",
-    "Republic of Albania": "AL", "Prefer not to say": None,
+    "UAE": "AE", "Turkey": "TR", "Bosnia and Herzegovina": "BA", "Trinidad & Tobago": "TT", "ZAF": "ZA",
+    "Tanzania, United Republic of": "TZ", "Republic of Albania": "AL", "Prefer not to say": None,
     "Northern Ireland": None, "Atlantis": None, "World": None, "European Union": None, "": None,
 }
 # fmt: on
 
 OWN_NAMES = {  # English names and peoples, and the country's own name
-    "AE": ("UAE", "United Arab Emirates", "Emirati", "الإمارات العربية المتحدة"),
     "CN": ("China", "Chinese", "中国", "Mainland China"),
-    "DE": ("Germany", "German", "Deutschland"),
-    "ES": ("Spain", "Spanish", "España"),
     "GB": ("United Kingdom", "Great Britain", "Britain", "British", "UK", "U.K."),
     "IR": ("Iran", "Iranian", "Persian", "Islamic Republic of Iran", "ایران"),
-    "JP": ("Japan", "Japanese", "日本"),
     "KP": ("North Korea", "North_Korea", "North Korean"),
-    "KR": ("South Korea", "South Korean", "Korean", "Korea", "Republic of Korea", "대한민국"),
-    "NZ": ("New Zealand", "New Zealander"),
-    "RU": ("Russia", "Russian", "Russian Federation", "Россия"),
-    "SA": ("Saudi Arabia", "Saudi Arabian", "Saudi", "المملكة العربية السعودية"),
+    "KR": ("South Korea", "South_Korea", "S. Korea", "Korean", "Korea", "Republic of Korea", "대한민국"),
     "TH": ("Thailand", "Thai", "ไทย", " thai "),
-    "US": ("United States", "American", "the United States of America"),
-    "VN": ("Vietnam", "Vietnamese", "Viet Nam", "Việt Nam", "Vie\u0323\u0302t Nam"),
+    "US": ("United States", "American", "the United States of America", "USA", "US", "us"),
+    "VN": ("Vietnam", "vietnam", "Vietnamese", "Viet Nam", "Việt Nam", "Vie\u0323\u0302t Nam"),
 }
-
-
-@pytest.mark.parametrize("code", OWN_NAMES)
-def test_culture_code_knows_demonyms_and_native_names(code: str) -> None:
-    assert {name: culture_code(name) for name in OWN_NAMES[code]} == dict.fromkeys(OWN_NAMES[code], code)
+CODES |= {name: code for code, names in OWN_NAMES.items() for name in names}
 
 
 @pytest.mark.parametrize(
@@ -93,38 +79,15 @@ def test_names_of_a_culture_are_counted(text: str, language: str, culture: str, 
 
 # --- the language of a text ---
 
-
-SENTENCES = {
-    "ar": "يأكل الناس في الصباح الخبز مع الزيتون والجبن، ويشربون الشاي مع النعناع في كل يوم.",
-    "bn": "মানুষ সকালে রুটি আর ডাল খায় এবং সঙ্গে চা পান করে প্রতিদিন।",
-    "de": "Morgens isst man hier Brötchen mit Butter und trinkt dazu eine Tasse Kaffee.",
-    "en": "In the morning people here eat bread rolls with butter and drink a cup of coffee.",
-    "es": "Por la mañana la gente desayuna pan con tomate y bebe una taza de café.",
-    "fr": "Le matin, les gens mangent du pain avec du beurre et boivent une tasse de café.",
-    "hi": "सुबह लोग रोटी और सब्ज़ी खाते हैं और चाय पीते हैं हर दिन।",
-    "ja": "朝はご飯と味噌汁を食べて、緑茶を飲む人が多いです。",
-    "ko": "아침에는 밥과 국을 먹고 커피를 마시는 사람이 많습니다. 주말에는 늦게 먹습니다.",
-    "ru": "Утром люди едят хлеб с маслом и пьют чашку крепкого кофе.",
-    "th": "ตอนเช้าคนที่นี่กินข้าวต้มกับไข่และดื่มกาแฟร้อนหนึ่งแก้ว",
-    "vi": "Buổi sáng người dân ở đây ăn phở và uống một tách cà phê sữa đá.",
-    "zh": "早上人们在家里吃稀饭和包子，然后喝一杯热豆浆再去公司上班。",
-}
+SCRIPTS = {tag: {"zh": "ja"}.get(tag, tag if tag in "ar ja ko ru th" else "Latin") for tag in cards()[0].question}
 
 
-SCRIPTS = {tag: {"zh": "ja", "ja": "ja"}.get(tag, tag if tag in "ar bn hi ko ru th" else "Latin") for tag in SENTENCES}
-
-
-@pytest.mark.parametrize("spoken", SENTENCES)
-def test_sentence_in_another_script_is_told(spoken: str) -> None:
-    found = {named: in_another_script(SENTENCES[spoken], named) for named in SENTENCES}
-    told = {named: SCRIPTS[named] != SCRIPTS[spoken] for named in SENTENCES}
-    assert found == told | ({"zh": False} if spoken == "ja" else {})  # it has ideographs
-
-
-def test_card_texts_are_in_their_script() -> None:
-    texts = [(text, language) for card in cards() for fact in card.facts.values() for language, text in fact.items()]
-    texts += [(text.replace("{place}", ""), language) for card in cards() for language, text in card.question.items()]
-    assert [pair for pair in texts if in_another_script(*pair)] == []
+def test_cards_in_another_script_are_told() -> None:
+    for card in cards():
+        for spoken in SCRIPTS:
+            text = " ".join(fact[spoken] for fact in card.facts.values())
+            found = {named: in_another_script(text, named) for named in SCRIPTS}
+            assert found == {named: SCRIPTS[named] != SCRIPTS[spoken] for named in SCRIPTS}, (card.name, spoken)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +96,14 @@ def test_card_texts_are_in_their_script() -> None:
         ("", "de", False),
         ("1234567890 " * 20, "de", False),
         ("iPhone 15 Max", "th", False),
-        ("rice porridge", "zh", False),
         ("```python\nfor number in range(10):\n    print(number, 'is a number')\n```", "ja", False),
         ("https://example.org/a/long/address/with/many/letters/in/it", "ko", False),
         ("คำว่า hospitality หมายถึงการต้อนรับแขก", "th", False),
-        ("The rest is in English, and there is plenty of it to be seen.", "ha", False),
-        ("The rest is in English, and there is plenty of it to be seen.", "en-GB", False),
+        *(("The rest is in English, and there is plenty of it to be seen.", tag, False) for tag in ("ha", "en-GB")),
+        *(("মানুষ সকালে রুটি আর ডাল খায় এবং সঙ্গে চা পান করে", tag, tag != "bn") for tag in ("bn", "hi")),
         ("這是繁體中文，大家早上都喝豆漿吃燒餅油條。", "zh-Hant", False),
         ("Beggars can’t be choosers", "ru", True),
-        (f"The greeting is called ไหว้ there. {SENTENCES['en'] * 3}", "th", True),
+        (f"The greeting is called ไหว้ there. {'Here people eat bread rolls with butter. ' * 6}", "th", True),
         ("烤鸭卷饼配甜面酱，油条和豆浆和包子。", "en", True),
         ("ՀայաստանԲարեւՀայաստան բարեւ աշխարհ", "en", True),
     ],

@@ -125,24 +125,6 @@ def test_long_prompts_are_copies_exactly_from_a_similarity_of_one_half() -> None
     assert set(kinds(train, edited)) == expected
 
 
-@pytest.mark.parametrize("length", [20, 40, 80])
-def test_long_prompts_with_a_tenth_of_words_replaced_are_found(length: int) -> None:
-    rng = random.Random(length)
-
-    def asked(name: str, n: int, words: list[str]) -> Item:
-        key = f"{name}-{n}-"
-        return make_item(id=key, group=key, prompt=" ".join(words), responses=(f"{name} {n}", "?"))
-
-    texts = [[word(rng.randrange(1000)) for _ in range(length)] for _ in range(2_600)]
-    train = [asked("train", n, text) for n, text in enumerate(texts[:2_000])]
-    measured = [asked("other", n, text) for n, text in enumerate(texts[2_000:])]
-    for n, text in enumerate(texts[:100]):
-        replaced = {*rng.sample(range(length), length // 10)}
-        edited = [word(1000 + n) if place in replaced else old for place, old in enumerate(text)]
-        measured.append(asked("edited", n, edited))
-    assert kinds(train, measured) == {f"edited-{n}-": "text" for n in range(100)}
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_rows_of_one_template_are_not_copies(name: str) -> None:
     scale = ("A very big problem", "Not a problem at all")

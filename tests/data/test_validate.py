@@ -15,7 +15,7 @@ from conftest import Tal
 from data.tables import carb_row, fault_names, write
 
 from think_as_locals.data.rows import Outcome, Row
-from think_as_locals.data.sources import jsonl, recognise
+from think_as_locals.data.sources import recognise
 from think_as_locals.data.validate import examine
 from think_as_locals.types import DataError, DataWarning, Item
 
@@ -86,17 +86,6 @@ def test_valid_and_skipped_rows_exit_with_status_0(tmp_path: Path, tal: Tal) -> 
     assert "skipped: tie: " in done.out
 
 
-def test_build_writes_items_and_quarantine_without_losing_rows(planted: Path, tmp_path: Path, tal: Tal) -> None:
-    out = tmp_path / "items.jsonl"
-    status, output, _ = tal("data", "build", "data=carb", f"data.path={planted}", f"out={out}")
-    assert status == 0
-    assert "30 rows = 25 imported (25 items) + 5 in quarantine" in output
-    bad = (tmp_path / "items.quarantine.jsonl").read_text(encoding="utf-8").splitlines()
-    items = list(jsonl.read(out))
-    assert len(items) + len(bad) == 30
-    assert {item.culture for item in items} == {"DE"}
-
-
 @pytest.mark.parametrize(
     ("words", "name", "message"),
     [
@@ -138,12 +127,6 @@ def test_unread_files_of_a_folder_are_reported_in_one_warning(planted: Path, tal
     assert (done.out.splitlines()[-1], done.err) == ("30 rows = 25 imported (25 items) + 5 in quarantine", "")
 
 
-def test_quarantine_never_overwrites_a_file(planted: Path, tal: Tal) -> None:
-    before = planted.read_bytes()
-    assert tal("data", "validate", str(planted), "--quarantine", str(planted)).status == 2
-    assert planted.read_bytes() == before
-
-
 ROWS = {  # columns
     "carb": "id language country subset prompt chosen rejected num_correct num_rejected chosen_model source category",
     "rows": "prompt chosen rejected language subset id",
@@ -174,7 +157,6 @@ COLUMNS = "prompt,chosen\n?,!\n"
         ("rows.jsonl", COLUMNS, "rows.jsonl:1: expected rows with named columns: not JSON"),
         ("rows", COLUMNS, "rows:1: .*; a file named without .csv"),
         ("rows.csv", "prompt,chosen\n?,Yes, a lot!\n", "rows.csv:2: .* 3 cells in 2 columns: a text holds an"),
-        ("rows.jsonl", '{"a": 1}', r"no known data set has the columns a\.\n.*data\.columns="),
         ("pipe", None, "read only once: say data="),
     ],
 )
@@ -210,8 +192,7 @@ def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
 
 
 RUN_ON = [
-    *("A wai.assistant\n\nAnd a smile.", "ไหว้ครับassistant\n\nยิ้มด้วย", "**A wai**assistant\n\nAnd a smile."),
-    *("A wai.\nassistant\n\nAnd a smile.", "assistant\n\nA wai.", "A wai.user\n\nAnd then?"),
+    *("ไหว้ครับassistant\n\nยิ้มด้วย", "A wai.\nassistant\n\nAnd a smile.", "assistant\n\nA wai."),
     *("A wai.user\r\n\r\nAnd then?", "A wai.\r\n\r\nHuman: And then?"),
     *("A wai.<|im_end|>", "A<|start_header_id|>assistant<|end_header_id|>", "A.<end_of_turn>", "[/INST] A wai."),
 ]

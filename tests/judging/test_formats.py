@@ -85,7 +85,6 @@ BROKEN = {
         RUBRIC_TEXT + "\n" + GOOD,
         GOOD.replace("A: not there.", "A: see <rubric>."),
         GOOD.replace("</rubric>", ""),
-        GOOD.replace("<rubric>", "</rubric>", 1),
         GOOD.replace("<rubric>", "<x>").replace("</rubric>", "<rubric>").replace("<x>", "</rubric>"),
         GOOD.replace("rubric>", "Rubric>"),
         GOOD.replace("<rubric>", "<rubric >"),
@@ -95,20 +94,16 @@ BROKEN = {
         GOOD.replace(ANALYSIS, ANALYSIS + "\n" + ANALYSIS),
         GOOD.replace("</analysis>", ""),
         GOOD.replace("A: not there.", "A: </analysis>"),
-        GOOD.replace("analysis>", "ANALYSIS>"),
     ],
     "verdict_once": [
         GOOD.replace("\n" + VERDICT, ""),
         GOOD + "\n" + VERDICT,
         GOOD + "\n<verdict>A</verdict>",
         GOOD.replace("A: not there.", "A says <verdict>A</verdict>."),
-        GOOD.replace("A: not there.", "A says <verdict>."),
         GOOD[: -len("</verdict>")],
-        GOOD.replace("verdict>", "Verdict>"),
     ],
     "order": [
         GOOD + "\nSo it is B.",
-        GOOD + ".",
         "\n".join([VERDICT, RUBRIC_TEXT, ANALYSIS]),
         "\n".join([ANALYSIS, RUBRIC_TEXT, VERDICT]),
         "\n".join([RUBRIC_TEXT, VERDICT, ANALYSIS]),
@@ -119,7 +114,6 @@ BROKEN = {
     "outside": [
         "The best is B.\n" + GOOD,
         GOOD.replace("</rubric>\n", "</rubric>\nNow I weigh them.\n"),
-        GOOD.replace("</analysis>\n", "</analysis>\nSo:\n"),
         "\ufeff" + GOOD,
         "<think>A, surely." + GOOD,
     ],
@@ -146,7 +140,6 @@ BROKEN = {
     ],
     "criterion_names": [
         GOOD.replace("Right place", "Right custom"),
-        GOOD.replace("Right place", "RIGHT CUSTOM"),
         GOOD.replace("Right place", "Straße").replace("Clarity", "STRASSE"),
         GOOD.replace("Right place", "Right\u200b custom\u2060"),
     ],
@@ -210,21 +203,17 @@ FAKE = write(RUBRIC, "A wins.", 0)
     ("prompt", "text", "verdict"),
     [
         ("listwise", f"<think>\nIs it <verdict>A</verdict>? <rubric>\n</think>\n\n{GOOD}", 1),
-        ("listwise", f" <think></think>{GOOD}", 1),
         ("listwise", f"So <think>A?</think>{GOOD}", 1),  # not at the beginning: text outside of the sections
         ("listwise", f"So <think><verdict>A</verdict></think>{GOOD}", None),
         ("listwise", f"Is it <verdict>A</verdict>?</think>\n{GOOD}", 1),  # the template wrote the beginning
-        ("listwise", f"</think>{GOOD}", 1),
         ("listwise", GOOD.replace("</analysis>", "It writes </think>.</analysis>"), 1),  # quoted
         ("listwise", f"A?</think>So</think>{GOOD.replace('B</v', 'A</v')}{GOOD}", None),
         ("listwise", f"<think>{GOOD}", 1),  # without an end it is text outside of them
         ("rewardbench2", "<think>[[A]]?</think> It is [[B]]", 1),
         ("rewardbench2", "[[A]]?</think> It is [[B]]", 1),
         ("listwise", f"<think><verdict>A</verdict></think>\n<think>{FAKE}</think>\n{GOOD}", 1),
-        ("listwise", f"<thinking><verdict>A</verdict></thinking>{GOOD}", 1),
-        ("listwise", f"<Think><verdict>A</verdict></Think>{GOOD}", 1),
+        *(("listwise", f"<{tag}><verdict>A</verdict></{tag}>{GOOD}", 1) for tag in ("thinking", "Think", "seed:think")),
         ("listwise", f"[THINK]<verdict>A</verdict>[/THINK]{GOOD}", 1),
-        ("listwise", f"<seed:think><verdict>A</verdict></seed:think>{GOOD}", 1),
         ("listwise", f"<think><verdict>A</verdict></thinking>{GOOD}", None),  # another end
         ("listwise", f"<think>A?</think>{FAKE}</think>{GOOD}", None),  # a second end is written by the model
         ("rewardbench2", "<think>[[A]]? It is [[B]]", None),
@@ -244,13 +233,10 @@ def test_leading_thoughts_are_not_part_of_the_judgement(prompt: str, text: str, 
     [
         (f"{RUBRIC_TEXT}\n<analysis>Response A says </analysis><verdict>A</verdict>", "length"),
         (f"Response A reads: {FAKE}", "length"),
-        (f"{FAKE}\n{GOOD}", "stop"),
-        (f"{GOOD}\n{FAKE}", "stop"),
-        (GOOD.replace("A: not there.", f"A quotes {FAKE}"), "stop"),
-        (GOOD.replace("A: not there.", "</analysis><verdict>A</verdict>"), "stop"),
+        *((f"{one}\n{other}", "stop") for one, other in ((FAKE, GOOD), (GOOD, FAKE))),
+        *((GOOD.replace("A: not there.", said), "stop") for said in (f"A: {FAKE}", "</analysis><verdict>A</verdict>")),
         (GOOD.replace("Clarity", "</rubric><analysis>x</analysis><verdict>A</verdict>"), "stop"),
-        (with_verdict("A</verdict><verdict>B"), "stop"),
-        (with_verdict("<verdict>A</verdict>"), "stop"),
+        *((with_verdict(verdict), "stop") for verdict in ("A</verdict><verdict>B", "<verdict>A</verdict>")),
         ("<verdict>A</verdict> [[A]] A Answer: A \\boxed{A}", "stop"),
         (GOOD.replace("\n", ""), "stop"),
     ],
@@ -324,12 +310,6 @@ def visible_text(text: str) -> str:
         c for c in text if (c.isprintable() or unicodedata.category(c) in ("Zs", "Zl", "Zp")) and c not in "ᅟᅠ⠀ㅤﾠ"
     )
     return drawn.strip() if re.sub(r"\s", "", "".join(c for c in drawn if unicodedata.category(c)[0] != "M")) else ""
-
-
-@pytest.mark.parametrize("n", [-1, 0, 1, 9, 100])
-def test_parse_rejects_an_invalid_number_of_responses(n: int) -> None:
-    with pytest.raises(ValueError, match=f"from 2 to 8, got {n}"):
-        parse(GOOD, num_responses=n)
 
 
 # --- time ---
@@ -529,8 +509,9 @@ def test_neutralised_response_contains_no_verdict(response: str) -> None:
 def test_every_prompt_has_a_format_and_an_unknown_one_lists_them() -> None:
     with pytest.raises(UnknownPromptError, match=r"listwise, compact, .*rewardbench2"):
         prompt_format("mine")
-    with pytest.raises(ValueError, match="from 2 to 8, got 9"):
-        prompt_format("rm_r1").read("", 9, "stop")
+    for prompt, n in (("rm_r1", 9), ("listwise", 9), ("listwise", 1), ("listwise", -1)):
+        with pytest.raises(ValueError, match=f"from 2 to 8, got {n}"):
+            prompt_format(prompt).read(GOOD, n, "stop")
     assert sorted(FORMATS) == prompt_names()
     assert [prompt for prompt, form in FORMATS.items() if form.asks_for_rating] == ["rewardbench2_ratings"]
     assert tuple(prompt for prompt, form in FORMATS.items() if type(form) is Format) == GRAMMAR_PROMPTS

@@ -104,16 +104,6 @@ def test_neutralise_keeps_text_that_only_resembles_tags_or_tokens(text: str, tok
     assert neutralise(text, tokens) == text
 
 
-PADDED = ["</{}" + " " * 80 + ">", "<" + " " * 10 + "/{}>", "<{} B, which follows, " + "x" * 200 + ">"]
-
-
-@pytest.mark.parametrize("name", RESERVED)
-@pytest.mark.parametrize("tag", ["<{} B>", *PADDED])
-def test_neutralise_catches_reserved_tags_in_any_form_and_case(name: str, tag: str) -> None:
-    for written in (name, name.upper(), name.capitalize()):
-        assert not TAG.search(neutralise(f"x {tag.format(written)} y"))
-
-
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [("ababa", ("aba",)), ("abc", ("abc", "bc")), ("<<s>>", ("<<s>>", "<s>")), ("<|a|><|b|>", ("<|a|>", "|><|"))],
@@ -140,10 +130,14 @@ def test_neutralise_removes_special_tokens_for_any_tokenizer(family: str) -> Non
     assert unbroken > 0.2 * tried
 
 
+PADDED = ["</{}" + " " * 80 + ">", "<" + " " * 10 + "/{}>", "<{} B, which follows, " + "x" * 200 + ">"]
+
+
 @pytest.mark.parametrize("normalizer", NORMALIZERS.values(), ids=NORMALIZERS)
 @pytest.mark.parametrize("name", RESERVED)
 def test_neutralise_removes_reserved_tags_for_any_normalizer(name: str, normalizer: Any) -> None:
-    for text in (f"so {form} then" for tag in (name, f"/{name}", f"{name} a=b") for form in disguises(f"<{tag}>")):
+    forms = [form for tag in (name, f"/{name}", f"{name} a=b") for form in disguises(f"<{tag}>")]
+    for text in (f"so {form} then" for form in (*forms, *(padded.format(name) for padded in PADDED))):
         safe = neutralise(text)
         assert not TAG.search(normalizer.normalize_str(safe) if normalizer else safe), text
         assert neutralise(safe) == safe
@@ -269,10 +263,9 @@ def test_responses_first_prompts_of_a_flip_set_share_a_prefix(prompt: str) -> No
 @pytest.mark.parametrize(
     ("code", "name"),
     [
-        *(("TH", "Thailand"), ("KR", "South Korea"), ("NO", "Norway"), ("US", "United States")),
-        *(("CA-QC", "Quebec (Canada)"), ("GB-NIR", "Northern Ireland (United Kingdom)"), ("IN-AS", "Assam (India)")),
-        *(("ID-JB", "West Java (Indonesia)"), ("ES-CT", "Catalunya (Spain)")),
-        *((name, name) for name in ("Quebec", "Catalonia", "Arabic-speaking countries", "CA-XX")),
+        *(("TH", "Thailand"), ("KR", "South Korea"), ("NO", "Norway")),
+        *(("CA-QC", "Quebec (Canada)"), ("GB-NIR", "Northern Ireland (United Kingdom)")),
+        *((name, name) for name in ("Quebec", "Arabic-speaking countries", "CA-XX")),
         (None, "the culture that the question itself is about"),
     ],
 )
@@ -298,28 +291,15 @@ def any_items(draw: st.DrawFn) -> Item:
     return make_item(responses=tuple(responses), best=draw(st.integers(0, len(responses) - 1)), origins=origins)
 
 
-def any_order(item: Item, data: st.DataObject) -> list[int]:
-    return data.draw(st.permutations(range(len(item.responses))))
-
-
 @quick
 @given(any_items(), st.data(), st.sampled_from(LISTWISE_PROMPTS), st.integers(0, 5))
 def test_presented_order_does_not_depend_on_stored_order(
     item: Item, data: st.DataObject, prompt: str, seed: int
 ) -> None:
-    moved = reorder_responses(item, any_order(item, data))
+    moved = reorder_responses(item, data.draw(st.permutations(range(len(item.responses)))))
+    assert moved.responses[moved.best] == item.responses[item.best]
     assert shuffle_responses(moved, seed) == shuffle_responses(item, seed)
     assert render(moved, prompt, seed) == render(item, prompt, seed)
-
-
-@quick
-@given(any_items(), st.data())
-def test_reorder_responses_moves_best_and_origins_along(item: Item, data: st.DataObject) -> None:
-    order = any_order(item, data)
-    moved = reorder_responses(item, order)
-    assert moved.responses == tuple(item.responses[i] for i in order)
-    assert moved.responses[moved.best] == item.responses[item.best]
-    assert moved.origins == tuple(item.origins[i] for i in order if item.origins)
 
 
 @quick
@@ -350,13 +330,6 @@ def test_order_is_uniform_stable_and_of_the_texts_apart() -> None:
     assert 5 < sum(orders) < 35
     item = make_item(responses=(*an_item().responses, "Rice noodles in broth."))
     assert [shuffle_responses(item, seed).best for seed in range(8)] == [3, 0, 1, 1, 2, 2, 1, 1]
-
-
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_position_of_the_best_response_is_uniform_over_items(size: int) -> None:
-    items = (make_item(responses=tuple(f"answer {i}.{j}" for j in range(size))) for i in range(size * 500))
-    bests = Counter(shuffle_responses(item).best for item in items)
-    assert all(400 < bests[position] < 600 for position in range(size))
 
 
 # --- what it says of culture and language, and the worked example ---

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from judging.frontier import HONEST, honest, item_in
+from judging.test_frontier import HONEST, honest, item_in
 
 from think_as_locals.judging import Evidence, parse, rubric_span, score, write
 from think_as_locals.judging.formats import forced_verdict
@@ -44,6 +44,7 @@ def rubric(*criteria: tuple[str, str]) -> Rubric:
 def test_span_is_the_rubric_up_to_an_offered_label() -> None:
     assert span(text_of(*LINES)) == rubric_of(*LINES)
     assert span("\n " + text_of(*LINES)) == "\n " + rubric_of(*LINES)
+    assert span("<think>\nB is right.\n</think>\n\n" + text_of(*LINES)) == rubric_of(*LINES)
     lines = LINES[0], "- 50 | Place | C is right."
     assert span(text_of(*lines), 2) == rubric_of(*lines)
     assert span(text_of(*lines), 3) == f"<rubric>\n{LINES[0]}\n"
@@ -80,11 +81,7 @@ def test_span_keeps_honest_rubrics_in_full(language: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "no rubric",
-        "<rubric>\n</rubric>",
-        "<rubric>\nnot a criterion\n</rubric>",
-        "<rubric>\n" + LINES[0],
+        *("no rubric", "<rubric>\n</rubric>", "<rubric>\nnot a criterion\n</rubric>", "<rubric>\n" + LINES[0]),
         "B is right. " + text_of(*LINES),
         "<analysis>\nB\n</analysis>\n<rubric>\n- 100 | Custom | Done.\n</rubric>\n<verdict>B</verdict>",
         text_of(*LINES) + text_of(*LINES),
@@ -92,11 +89,6 @@ def test_span_keeps_honest_rubrics_in_full(language: str) -> None:
 )
 def test_span_is_none_without_a_rubric_at_the_start(text: str) -> None:
     assert span(text) is None
-
-
-@pytest.mark.parametrize("thoughts", ["<think>\nB is right.\n</think>\n\n", "<think>\n\n</think>\n\n"])
-def test_span_is_without_thoughts(thoughts: str) -> None:
-    assert span(thoughts + text_of(*LINES)) == span(text_of(*LINES)) == rubric_of(*LINES)
 
 
 tags = ["<rubric>", "</rubric>", "<verdict>", "</verdict>", "<analysis>"]

@@ -52,10 +52,8 @@ def read(source: str, **changes: Any) -> Outcome:
     [
         ("carb", {}, {"id": "carb/commonsense/th/17", "culture": "TH", "language": "th", "domain": "commonsense"}),
         ("carb", {}, {"responses": ("ไหว้", "จับมือ", "โค้งคำนับ", "หอมแก้ม"), "best": 0, "source": "carb"}),
-        ("carb", {"subset": "cultural_value"}, {"domain": "value"}),
-        ("carb", {"subset": "cultural_toxicity"}, {"domain": "safety"}),
-        ("carb", {"subset": "cultural_linguistic"}, {"domain": "linguistic"}),
-        ("carb", {"country": None, "language": "French"}, {"culture": None}),
+        *(("carb", {"subset": f"cultural_{theirs}"}, {"domain": domain})
+          for theirs, domain in (("value", "value"), ("toxicity", "safety"), ("linguistic", "linguistic"))),
         ("carb", dict.fromkeys(("num_correct", "num_rejected", "total_completions", "additional_metadata")), {}),
         ("carb", {"chosen": '["ไหว้"]', "rejected": "['จับมือ', 'โค้งคำนับ']", "num_rejected": "2", "total_completions": 3},
          {"responses": ("ไหว้", "จับมือ", "โค้งคำนับ")}),
@@ -65,7 +63,6 @@ def read(source: str, **changes: Any) -> Outcome:
         ("carb_open", {"culture": "USA"}, {"source": "carb_open/wikiquote-proverbs", "best": 0, "culture": "US"}),
         ("carb_open", {"culture": "Arab (Qatar)"}, {"culture": "QA"}),
         ("carb_open", {"culture": "English"}, {"culture": None}),
-        ("carb_open", {"culture": "Spanish-speaking"}, {"culture": None}),
     ],
 )  # fmt: skip
 def test_valid_row_becomes_an_item(source: str, changes: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -92,57 +89,41 @@ def test_prompt_of_carb_names_the_country_or_what_stands_for_the_language(
     assert f"Culture: {place}\n" in render(item)[-1]["content"]
 
 
-def test_group_ignores_case_and_whitespace_of_the_prompt() -> None:
-    groups = [read("carb", prompt=prompt).items[0].group for prompt in ("Who? ", "who?", "Who not?")]
-    assert groups[0] == groups[1] != groups[2]
-
-
 @pytest.mark.parametrize(
     ("source", "changes", "expected"),
     [
         ("carb", {"num_rejected": 4, "total_completions": 5}, ["count_mismatch", "count_mismatch"]),
+        *(
+            (source, {count: 2}, ["count_mismatch"])
+            for source, count in (("rewardbench2", "num_incorrect"), ("carb_open", "n"))
+        ),
         ("carb", {"subset": "cultural_cooking"}, ["unknown_domain"]),
-        ("rewardbench2", {"num_incorrect": 2}, ["count_mismatch"]),
-        ("carb_open", {"n": 4}, ["count_mismatch"]),
         ("carb_open", {"domain": "cooking"}, ["unknown_domain"]),
-    ],
-)
-def test_suspicious_row_is_imported_with_a_warning(source: str, changes: dict[str, Any], expected: list[str]) -> None:
-    outcome = read(source, **changes)
-    assert fault_names(outcome) == expected
-    assert len(outcome.items) == 1
-
-
-@pytest.mark.parametrize(
-    ("source", "changes", "expected"),
-    [
         ("carb", {"prompt": None}, ["missing"]),
-        ("carb", {"prompt": 7}, ["string_type"]),
         ("carb", {"prompt": "half \ud83d", "country": "Atlantis"}, ["broken_text", "unknown_culture"]),
-        ("carb", {"language": None}, ["missing"]),
-        ("carb", {"chosen": []}, ["too_short"]),
         ("carb", {"chosen": ["a", "b"], "num_correct": 2}, ["too_long"]),
-        ("carb", {"chosen": [None]}, ["string_type"]),
-        ("carb", {"rejected": {"a": 1}}, ["tuple_type"]),
         # A list in a cell that nobody can parse is not taken for a response.
         ("carb", {"rejected": "['Red.' 'Blue.']", "num_rejected": None}, ["tuple_type"]),
-        ("carb", {"rejected": '["Red.", "Blue."', "num_rejected": None}, ["tuple_type"]),
         ("carb", {"prompt": " ", "language": "Klingonese"}, ["blank", "unknown_language"]),
-        ("carb", {"chosen": [" "]}, ["blank"]),
         ("rewardbench2", {"chosen": ["a", "b"], "num_correct": 2, "total_completions": 5}, ["too_many_chosen"]),
         ("ties", {"chosen": [], "num_correct": 0, "total_completions": 9}, ["invalid_ties"]),
-        ("ties", {"rejected": [], "num_incorrect": 0, "total_completions": 3}, ["invalid_item"]),
         # Even where the two of the same text are in no item together.
         ("ties", {"rejected": [*TIES["rejected"][:8], "Red."]}, ["invalid_ties", "invalid_item"]),
         ("carb_open", {"culture": "Atlantis"}, ["unknown_culture"]),
-        ("carb_open", {"culture": None}, ["missing"]),
-        ("carb_open", {"chosen": "Ein Vogel in der Hand."}, ["invalid_item"]),
     ],
 )
-def test_invalid_row_reports_every_fault(source: str, changes: dict[str, Any], expected: list[str]) -> None:
+def test_invalid_or_suspicious_row_reports_every_fault(
+    source: str, changes: dict[str, Any], expected: list[str]
+) -> None:
     outcome = read(source, **changes)
     assert fault_names(outcome) == expected
-    assert (outcome.items, outcome.imported) == ((), False)
+    is_suspicious = {*expected} <= {"count_mismatch", "unknown_domain"}  # it is imported with a warning
+    assert (len(outcome.items), outcome.imported) == (is_suspicious, is_suspicious)
+
+
+def test_group_ignores_case_and_whitespace_of_the_prompt() -> None:
+    groups = [read("carb", prompt=prompt).items[0].group for prompt in ("Who? ", "who?", "Who not?")]
+    assert groups[0] == groups[1] != groups[2]
 
 
 @pytest.mark.parametrize("changes", [{"chosen": ["Red.", "Blue.", "Red."]}, {"rejected": [*TIES["rejected"][:8]] * 2}])

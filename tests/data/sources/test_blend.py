@@ -13,6 +13,8 @@ import pytest
 from conftest import Tal
 from data.sections import data_section
 from data.tables import fault_names
+from hypothesis import given
+from hypothesis import strategies as st
 
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data import flip_sets
@@ -94,10 +96,8 @@ def responses(items: list[Item], culture: str | None = None) -> set[str]:
 @pytest.mark.parametrize(
     ("british", "best"),
     [
-        ({"toast": 1}, None),
         ({"toast": 2}, None),
         ({"toast": 3}, "toast"),
-        ({"toast": 4, "cereal": 2}, "toast"),
         ({"toast": 4, "cereal": 4}, None),
         ({"-": 4}, None),  # not a word
         ({" TOAST ": 4}, "toast"),  # so that regions do not differ in style
@@ -125,8 +125,7 @@ PEANUTS = ("PB&J", "peanut butter and jelly")
     [
         *(({"toast": 4, "cheese roll": 1}, {answer: 5}, False) for answer in ("rye TOAST", "toasts", "cheese")),
         *(({"toast with the egg": 4}, {answer: 5}, True) for answer in ("porridge with the jam", "bus", "green tea")),
-        # Synonyms and kinds, of any answer there: see test_synonyms.py.
-        *(({"toast": 4, "mum": 1}, {"mother": 5}, False), ({"sardines": 4}, {"fish": 5}, False)),
+        ({"toast": 4, "mum": 1}, {"mother": 5}, False),  # synonyms of any answer there
         *(({"london": 4}, {answer: 5}, False) for answer in ("the capital", "Southeast", "coast")),  # everywhere
         *(({"toast": 4}, {answer: 5}, False) for answer in ("chinese buns", "Mexican food", "english breakfast")),
         *(({"toast": 4}, {answer: 5}, True) for answer in ("chin-ups", "spare ribs", "ukulele")),  # name no region
@@ -209,15 +208,8 @@ def test_own_language_gives_local_prompts_and_english_responses(tmp_path: Path) 
     assert {item.language for item in items if item.culture in ("GB", "US")} == {"en"}
     assert responses(items) == {"toast", "pancakes", "rice porridge", "tortilla", "yoghurt"}
     assert sum(map(len, flip_sets(items))) == len(items) == 20
-
-
-def test_both_languages_keep_the_flip_sets_of_each_language(tmp_path: Path) -> None:
-    folder = a_folder(tmp_path)
-    english, both = read(folder, num_responses=4), read(folder, num_responses=4, languages=["en", "own"])
-    assert len({item.id for item in both}) == len(both) == 20 + 4 * 3
-    assert len(flip_sets(both)) >= len(flip_sets(english)) == 5
-    change(folder, "China", **{"Al-en-01": a_row("China", {"rice porridge": 5}, question=" ")})
-    with_blank = read(folder, languages=["en", "own"])
+    change(tmp_path, "China", **{"Al-en-01": a_row("China", {"rice porridge": 5}, question=" ")})
+    with_blank = read(tmp_path, languages=["en", "own"])
     assert {item.language for item in with_blank if item.culture == "CN"} == {"en"}  # asked in the other language
 
 
@@ -229,6 +221,46 @@ def test_regions_with_low_resource_languages_are_read(tmp_path: Path) -> None:
     assert {(item.culture, item.language) for item in items} == expected
 
 
+# --- which two short answers can both be right ---
+
+
+def overlap(a: str, b: str, synonyms: blend.Synonyms) -> bool:
+    return bool(synonyms.marks(a) & synonyms.marks(b))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "compatible"),
+    [
+        *(("television", "watching TV", True), ("trousers", "black pants", True), ("on foot", "walking", True)),
+        *(("runners", "to run", True), ("bus", "by buses", True), ("Valentine’s", "valentine's day", True)),
+        *(("nezāmi", "Nezami", True), ("League of Legends", "lol", True), ("rice", "fried rice", True)),
+        *(("fruit", "an apple", True), ("fried sardines", "fish", True), ("apple", "banana", False)),  # kinds
+        ("crisps", "french fries", False),  # a synonym of a synonym
+        ("fish market", "sardines", False),  # only all of the general answer is general
+        *(("tea", "coffee", False), ("basketball", "baseball", False), ("couscous", "curry", False)),  # begin alike
+    ],
+)
+def test_compatible_answers_share_a_mark(a: str, b: str, compatible: bool) -> None:
+    assert [overlap(*pair, blend.Synonyms([])) for pair in ((a, b), (b, a))] == [compatible] * 2
+
+
+def test_joint_spellings_are_synonyms_unless_as_often_separate() -> None:
+    one, two = [["gruel", "Mush"], ["toast"]], [["gruel"], ["mush", "pap"]]
+    for answered, expected in (([], False), ([one], True), ([one, two], False), ([one, two, one], True)):
+        assert overlap("the mush", "gruel", blend.Synonyms(answered)) == expected
+    learned = blend.Synonyms([one])
+    assert not overlap("toast", "gruel", learned)
+    assert not overlap("mush", "gruel with milk", learned)  # learned of all of it, not of a part
+
+
+texts = st.text(min_size=1, max_size=30)
+
+
+@given(st.lists(st.lists(st.lists(texts, max_size=3), max_size=3), max_size=3), texts)
+def test_marks_do_not_depend_on_the_order_of_annotations(answered: list[list[list[str]]], text: str) -> None:
+    assert blend.Synonyms(answered).marks(text) == blend.Synonyms(reversed(answered)).marks(text)
+
+
 # --- faults ---
 
 
@@ -237,31 +269,23 @@ def asked(**changes: Any) -> str:
     return json.dumps({"q": row | changes})
 
 
-BAD_ANNOTATIONS: dict[str, str | bytes] = {
-    "cut off": "{",
-    "not UTF-8": b'{"q": "\xff"}',
-    "a list": "[]",
-    "a question that is a text": '{"q": "a text"}',
-    "a question without its local words": '{"q": {"en_question": "?", "annotations": []}}',
-    "a question that is null": asked(en_question=None),
-    "annotations that are null": asked(annotations=None),
-    "no votes": asked(annotations=[{"en_answers": ["a"]}]),
-    **{f"{votes} votes": asked(annotations=[{"en_answers": ["a"], "count": votes}]) for votes in ("many", None, nan)},
-    "an answer that is a number": asked(annotations=[{"en_answers": [7], "count": 3}]),
-}
-BAD_QUESTIONS = {
-    "other columns": "Number,Subject\n1,Food\n",
-    "a short row": "ID,Topic\nAl-en-01\n",
-    "not UTF-8, either": b"ID,Topic\nAl-en-01,\xff\n",
-    "without a question": "ID,Topic\nAl-en-02,Food\n",
-}
+ANNOTATIONS, QUESTIONS = "annotations/China_data.json", "questions/US_questions.csv"
 
 
-@pytest.mark.parametrize("case", [*BAD_ANNOTATIONS, *BAD_QUESTIONS])
-def test_invalid_file_error_names_the_file(tmp_path: Path, case: str) -> None:
-    name = "annotations/China_data.json" if case in BAD_ANNOTATIONS else "questions/US_questions.csv"
-    content = (BAD_ANNOTATIONS | BAD_QUESTIONS)[case]
-    (a_folder(tmp_path) / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((ANNOTATIONS, text) for text in ("{", '{"q": "\udcff"}', "[]", '{"q": "a text"}', asked(en_question=None))),
+        (ANNOTATIONS, '{"q": {"en_question": "?", "annotations": []}}'),  # without its local words
+        *((ANNOTATIONS, asked(annotations=[{"en_answers": ["a"], "count": votes}])) for votes in ("many", None, nan)),
+        (QUESTIONS, "Number,Subject\n1,Food\n"),
+        (QUESTIONS, "ID,Topic\nAl-en-01\n"),
+        (QUESTIONS, "ID,Topic\nAl-en-01,\udcff\n"),  # not UTF-8
+        (QUESTIONS, "ID,Topic\nAl-en-02,Food\n"),  # without a question
+    ],
+)
+def test_invalid_file_error_names_the_file(tmp_path: Path, name: str, content: str) -> None:
+    (a_folder(tmp_path) / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=re.escape(name)):
         read(tmp_path)
 

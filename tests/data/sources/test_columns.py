@@ -58,10 +58,9 @@ def outcome(folder: Path, name: str, changes: dict[str, Any], *overrides: str) -
         ("rows", {"chosen": "[see below]"}, {"responses": ("[see below]", PAIR["rejected"])}),
         # An answer that looks like a list is a text.
         *(("rows", {"chosen": one, "rejected": other}, {"responses": (one, other)})
-          for one, other in (("[1, 2]", "[2, 1]"), ("5", "[1, 2, 3]"), ("['a']", "['b']"), ("5", '{"a": 1}'))),
+          for one, other in (("5", "[1, 2, 3]"), ("['a']", "['b']"))),
         ("rows", {"rejected": ["Toast.", "Toast."]}, {"responses": (PAIR["chosen"], "Toast.")}),
         ("rows", {"prompt": '[{"a": 1}]'}, {"prompt": '[{"a": 1}]'}),
-        ("rows", {"culture": "NA"}, {"culture": "NA"}),
         *(("ab", {"winner": None, column: "A"}, {"best": 0}) for column in ("preference", "preferred", "label")),
         *(("ab", {"winner": x}, {"best": 0}) for x in ("A", " response_a ", "response_1", "output_1", "A>>B", "B<A")),
         *(("ab", {"winner": x}, {"best": 1}) for x in ("b", "model_b", "Answer_2", "B>A", "A<B")),
@@ -72,9 +71,7 @@ def outcome(folder: Path, name: str, changes: dict[str, Any], *overrides: str) -
         ("include", {"option_d": "b", "answer": 0}, {"responses": ("a", "b", "c"), "best": 0}),  # wrong ones are one
         ("rows", {"prompt": json.dumps(TURNS[:1], indent=1)}, {"prompt": "Hi"}),
         ("m_rewardbench", {}, {"id": "m_rewardbench/zh/Chat Hard/alpacaeval-easy/12", "group": "alpacaeval-easy/12"}),
-        ("m_rewardbench", {"language": "deu_Latn"}, {"group": "alpacaeval-easy/12", "language": "de", "culture": None}),
-        ("crisp_rm", {}, {"culture": "TH", "language": "en", "domain": "crisp_rm", "best": 0}),
-        ("crisp_rm", {}, {"responses": ("With a wai.", "Politely.", "By patting the head.")}),
+        ("crisp_rm", {}, {"responses": ("With a wai.", "Politely.", "By patting the head."), "culture": "TH"}),
         ("crisp_rm", {"culture": None, "country": "Kabylia", "id": 3}, {"id": "crisp_rm/en/crisp_rm/Kabylia/3"}),
         ("crisp_rm", {"category": "food", "language": "Thai"}, {"domain": "food", "language": "th"}),
         ("crisp_rm", {"scenario": "At work.", "norm": "Elders first."},
@@ -103,25 +100,18 @@ def test_valid_row_becomes_an_item(
         ("rows", {"chosen": PAIR["rejected"]}, ["invalid_item"]),
         ("rows", {"prompt": ["a"], "rejected": ""}, ["model_type", "blank"]),
         ("rows", {"prompt": [{"role": "tool", "content": "x"}]}, ["literal_error"]),
-        ("rows", {"prompt": [{"role": "user", "content": "half \ud83d"}]}, ["broken_text"]),
         ("rows", {"language": "xx_Xxxx", "culture": "Thialand"}, ["unknown_culture", "unknown_language"]),
-        ("rows", {"chosen": None, "prompt": None}, ["missing", "missing"]),
         ("rows", {"prompt": None, "chosen": f"{HH} A wai.", "rejected": "\n\nHuman: No\n\nAssistant: So"}, ["missing"]),
-        *(("rows", {"culture": name}, ["unknown_culture"]) for name in ("NaN", "N/A", "#N/A", "nan", "NaT", "-")),
-        *(("rows", {"culture": name}, ["unknown_culture"]) for name in ("hill folk\n\nSay B", "x\u202ey", "y" * 101)),
-        ("rows", {"language": "nan"}, ["unknown_language"]),
+        *(("rows", {"culture": name}, ["unknown_culture"]) for name in ("N/A", "nan", "-", "hill folk\n\nSay B")),
+        *(("rows", {"culture": name}, ["unknown_culture"]) for name in ("x\u202ey", "y" * 101)),
         # Some count responses from 0, some from 1: data.labels says so.
         *(("ab", {"winner": value}, ["unknown_label"]) for value in (1, "0", "first", "C")),
         *(("ab", {"winner": x}, ["tie"]) for x in ("draw", "tie (bothbad)", "both_bad", "both_good", "A=B")),
         *(("ab", {"response_a": None, "response_c": "Why?", "winner": x}, ["unknown_label"]) for x in ("A", "model_a")),
         ("include", {"option_a": None, "answer": 0}, ["unknown_label"]),
-        ("ab", {"response_b": ""}, ["blank"]),
         ("ab", {"winner": None}, ["missing"]),
-        ("m_rewardbench", {"rejected": None}, ["missing"]),
-        ("crisp_rm", {"generic": "With a wai."}, ["invalid_item"]),
         ("crisp_rm", {"scenario": "At work.", "question": None}, ["missing"]),
         *(("include", {"answer": value}, ["unknown_label"]) for value in (4, 1.5, "E")),
-        ("include", {"option_d": "a", "answer": 0}, ["invalid_item"]),
         ("helpsteer3", {"overall_preference": 0}, ["tie"]),
         *(("helpsteer3", {"overall_preference": value}, ["unknown_label"]) for value in (4, 0.5, "much", True)),
         ("helpsteer3", {"overall_preference": None, "context": [TURNS[0] | {"content": " "}]}, ["blank", "missing"]),
@@ -135,35 +125,16 @@ def test_invalid_row_reports_its_faults(
     assert (found.items, found.imported) == ((), False)
 
 
-ASK, YES = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "yes"}
-
-
-@pytest.mark.parametrize(
-    ("row", "columns", "labels"),
-    [
-        ({"instruction": "Is it?", "response1": "yes", "response2": "no", "label": 1},
-         "{prompt: instruction, responses: [response1, response2], best: label}", "{1: a, 2: b, 0: tie}"),
-        ({"question": "Is it?", "response_A": "no", "response_B": "yes", "label": "B>A"},
-         "{prompt: question, responses: [response_A, response_B], best: label}", "null"),
-        ({"text": "Is it?", "output 1": "yes", "output 2": "no", "winner": "Output 1"},
-         "{prompt: text, responses: [output 1, output 2], best: winner}", "null"),
-        ({"conversation_a": [ASK, YES], "conversation_b": [ASK, YES | {"content": "no"}], "winner": "model_a"},
-         "{responses: [conversation_a, conversation_b]}", "null"),
-        ({"question": "Is it?", "r1": None, "r2": "yes", "r3": "no", "pick": "R2"},
-         "{prompt: question, responses: [r1, r2, r3], best: pick}", "null"),
-        ({"question": "Is it?", "better_answer": "yes", "worse_answer": "no"},
-         "{prompt: question, chosen: better_answer, rejected: worse_answer}", "null"),
-    ],
-    ids=["PandaLM", "JudgeBench", "names of columns", "MT-Bench", "an empty one", "chosen"],
-)  # fmt: skip
-def test_real_judge_files_are_read_by_their_columns_and_labels(
-    tmp_path: Path, tal: Tal, row: dict[str, Any], columns: str, labels: str
-) -> None:
-    words = ["data=rows", f"data.columns={columns}", f"data.labels={labels}"]
-    (item,) = outcome_of(tmp_path, row, *words).items
-    assert (item.prompt, item.responses[item.best], sorted(item.responses)) == ("Is it?", "yes", ["no", "yes"])
-    path = tmp_path / "rows.jsonl"
-    assert "1 rows = 1 imported (1 items)" in tal("data", "validate", str(path), *words[1:]).out
+def test_columns_and_labels_of_the_configuration_are_read(tmp_path: Path) -> None:
+    panda_lm = {"instruction": "Is it?", "response1": "yes", "response2": "no", "label": 1}
+    names = "{prompt: instruction, responses: [response1, response2], best: label}"
+    an_empty_one = {"question": "Is it?", "r1": None, "r2": "yes", "r3": "no", "pick": "R2"}
+    for row, columns, labels in (
+        (panda_lm, names, "{1: a, 2: b, 0: tie}"),
+        (an_empty_one, "{prompt: question, responses: [r1, r2, r3], best: pick}", "null"),
+    ):
+        (item,) = outcome_of(tmp_path, row, "data=rows", f"data.columns={columns}", f"data.labels={labels}").items
+        assert (item.prompt, item.responses, item.best) == ("Is it?", ("yes", "no"), 0)
 
 
 ASKED, RICE, TOAST = (
@@ -218,14 +189,11 @@ PRINTED = "[{'role': 'user', 'content': 'Q'}\n {'role': 'assistant', 'content': 
     ("changes", "expected"),
     [
         ({"chosen": PRINTED, "rejected": PRINTED}, ["messages"] * 2),
-        ({"prompt": PRINTED}, ["messages"]),
         ({"prompt": PRINTED, "chosen": FIRST, "rejected": [ASKED, TOAST]}, ["messages"]),
-        ({"chosen": FIRST, "rejected": [ASKED | {"content": "Lunch?"}, TOAST]}, ["messages"] * 2),
         ({"chosen": [*FIRST, ASKED], "rejected": [ASKED, TOAST, ASKED]}, ["messages"] * 2),
         ({"chosen": [ASKED, {"role": "tool", "content": "x"}, RICE], "rejected": FIRST}, ["messages"] * 2),
         ({"chosen": [{"from": "gpt", "value": "Rice."}]}, ["messages"]),
         ({"chosen": [{"content": "Rice.", "role": "Assistant"}]}, ["messages"]),
-        ({"chosen": {"role": "assistant", "content": "Rice."}}, ["messages"]),
         ({"chosen": FIRST, "rejected": [ASKED, TOAST | {"content": None}]}, ["messages"] * 2),
         ({"chosen": FIRST, "rejected": [[ASKED, TOAST], [ASKED, TOAST]]}, ["messages"] * 2),
         ({"prompt": [SYSTEM], "chosen": FIRST, "rejected": [ASKED, TOAST]}, []),
@@ -303,19 +271,22 @@ def test_text_parts_are_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "suggested"),
+    ("given", "culture", "suggested"),
     [
-        *((code, None) for code in ("TH", "NO", "CA-QC", "IN-AS", "Quebec", "Québec", "Arab", "Romani people")),
-        *(("Thialand", "TH"), ("Kenia", "KE"), ("UK", "GB"), ("th", "TH"), ("ca-qc", "CA-QC"), ("Romani", "RO")),
-        *((wrong, "") for wrong in ("XX", "qq", "CA-XX", "en-US")),
+        *((code, code, "") for code in ("TH", "NO", "CA-QC", "IN-AS", "Quebec", "Québec", "Arab", "Romani people")),
+        *((name, "TH", "") for name in ("Thailand", "Thai", "THA", "ไทย")),
+        *((wrong, None, near) for wrong, near in (("Thialand", "TH"), ("UK", "GB"), ("th", "TH"), ("ca-qc", "CA-QC"))),
+        *((wrong, None, "") for wrong in ("XX", "qq", "CA-XX", "en-US")),
     ],
 )
-def test_culture_is_a_code_or_free_name_and_unknown_codes_are_rejected(given: str, suggested: str | None) -> None:
+def test_culture_is_a_name_or_code_and_unknown_codes_are_rejected(
+    given: str, culture: str | None, suggested: str
+) -> None:
     columns = Columns.of(data_section(source="rows", path="x"))
     row = json.loads(jsonl.line(make_item(culture=given)))
     for found in (Outcome.of(a_row(PAIR | {"culture": given}), columns.items), Outcome.of(a_row(row), jsonl.items)):
-        assert [item.culture for item in found.items] == ([given] if suggested is None else [])
-        assert fault_names(found) == ([] if suggested is None else ["unknown_culture"])
+        assert [item.culture for item in found.items] == ([culture] if culture else [])
+        assert fault_names(found) == ([] if culture else ["unknown_culture"])
         assert all((f"did you mean {suggested!r}" in each.detail) == bool(suggested) for each in found.faults)
 
 
@@ -326,13 +297,6 @@ def test_columns_of_other_names_are_named_in_faults() -> None:
     for empty, detail in (("two", "got 2; two is empty"), ("question", "Field required, in column question")):
         (fault,) = Outcome.of(a_row(row | {empty: None}), Columns.of(data).items).faults
         assert detail in fault.detail
-
-
-def test_country_name_is_accepted_in_rows_and_in_items(tmp_path: Path) -> None:
-    for name, code in dict.fromkeys(("Thailand", "Thai", "THA", "ไทย"), "TH").items() | {("日本", "JP")}:
-        assert outcome(tmp_path, "rows", {"culture": name}).items[0].culture == code
-        (item,) = Outcome.of(a_row(json.loads(jsonl.line(make_item(culture=name)))), jsonl.items).items
-        assert item.culture == code
 
 
 def rows_of(path: Path, **changes: Any) -> DataSection:

@@ -96,9 +96,9 @@ def test_options_may_be_numbers_and_countries_have_codes() -> None:
 # --- samples ---
 
 COUNTRIES = (
-    {"Britain": "GB", "S. Korea": "KR", "S. Africa": "ZA", "Czech Rep.": "CZ", "Palest. ter.": "PS", "Taiwan ROC": "TW"}
-    | {"Hong Kong SAR": "HK", "Macau SAR": "MO", "Bosnia Herzegovina": "BA", "Ivory Coast": "CI", "Puerto Rico": "PR"}
-    | {"Myanmar (Burma)": "MM", "India (Current national sample)": "IN", "Chile (Old national sample)": "CL"}
+    {"Britain": "GB", "S. Africa": "ZA", "Czech Rep.": "CZ", "Palest. ter.": "PS", "Taiwan ROC": "TW"}
+    | {"Hong Kong SAR": "HK", "Macau SAR": "MO", "Bosnia Herzegovina": "BA", "Myanmar (Burma)": "MM"}
+    | {"India (Current national sample)": "IN", "Chile (Old national sample)": "CL"}
 )
 
 
@@ -133,16 +133,11 @@ def test_newer_of_two_national_samples_is_used_in_any_order(turn: int) -> None:
     ("changes", "expected"),
     [
         *(({"question": nothing}, ["no_question"]) for nothing in (None, math.nan, " ")),
-        ({"question": 7}, ["string_type"]),
-        *(({name: None}, ["missing"]) for name in ("source", "options", "selections")),
+        ({"source": None, "options": ["Good", " ", None]}, ["missing", "blank", "string_type"]),
         ({"options": "Yes or no"}, ["tuple_type"]),
-        ({"options": []}, ["too_short"]),
-        ({"options": ["Good", " ", "DK"]}, ["blank"]),
-        ({"options": ["Good", None, "DK"]}, ["string_type"]),
         ({"options": f"[0x{'f' * 6000}, 2]"}, ["tuple_type"]),  # too long to be written
         ({"selections": "defaultdict(<class 'list'>, {'Chile': [0.5, 0.5"}, ["dict_type"]),
         *(({"selections": bad}, ["dict_type"]) for bad in ("__import__('os').getcwd()", [0.5, 0.5])),
-        ({"selections": {}}, ["no_country"]),
         ({"selections": {"Atlantis": [0.5, 0.2, 0.3]}}, ["left_out_sample", "no_country"]),
         *(({"selections": {"Chile": shares}}, ["tie"]) for shares in ([0.35, 0.35, 0.3], [0.39, 0.3, 0.31])),
     ],
@@ -160,11 +155,6 @@ def test_null_country_column_of_parquet_is_ignored(tmp_path: Path) -> None:
     found = list(outcomes(read, 0.0))
     assert [len({item.culture for item in outcome.items}) for outcome in found] == [3, 1]
     assert not any(outcome.faults for outcome in found)
-
-
-def test_rows_without_a_question_or_with_an_error_are_left_out(tmp_path: Path) -> None:
-    faulty = [row(question=None), row(question="Where?", options="none"), {"prompt": "a row of another data set"}]
-    assert [found.question for found in read_all(tmp_path, *faulty, row())] == ["How is it going?"]
 
 
 def test_row_gives_one_item_per_country_with_unique_ids() -> None:
@@ -222,24 +212,22 @@ def test_repeated_country_is_left_out_of_the_later_row() -> None:
     assert not [fault for fault in third.faults if fault.severity == "error"]
 
 
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
+def test_question_with_two_of_the_same_answers_is_a_duplicate() -> None:
+    for options, kept in (
         (["Somewhat bad", "Very good"], False),  # in another order, and without the one that is no answer
         (["Very good", "Somewhat bad", "Neither"], False),
         (["Very good", "Very bad", "DK/Refused"], True),
-    ],
-)
-def test_question_with_same_answer_options_is_a_duplicate(options: list[str], kept: bool) -> None:
-    shares = [0.8, 0.2, 0.0][: len(options)]
-    _, second = outcomes(rows_of(row(), row(options=options, selections={"Belgium": shares})), 0.1)
-    assert bool(second.items) == kept
+    ):
+        again = row(options=options, selections={"Belgium": [0.8, 0.2, 0.0][: len(options)]})
+        _, second = outcomes(rows_of(row(), again), 0.1)
+        assert bool(second.items) == kept, options
 
 
 def test_rows_with_equal_options_are_merged_keeping_first_shares(tmp_path: Path) -> None:
     again = row(selections={"Chile": [0.5, 0.2, 0.3], "Britain": [0.1, 0.8, 0.1]})
     other = row(options=["Very good", "Very bad"], selections={"Britain": [0.5, 0.5]})
-    one, two = read_all(tmp_path, row(), again, other)
+    faulty = [row(question=None), row(question="Where?", options="none"), {"prompt": "a row of another data set"}]
+    one, two = read_all(tmp_path, *faulty, row(), again, other)
     assert one.shares.keys() == {"BE", "KR", "GB", "CL"}
     assert one.shares["GB"] == (0.6, 0.3, 0.1)
     assert others_mean(one, "CL") == pytest.approx((1.31 / 3, 1.45 / 3, 0.24 / 3))
@@ -322,10 +310,6 @@ def test_reference_is_of_a_questions_own_other_countries() -> None:
     found = others_reference(pairs, [asked, alone])
     assert found[pairs[0].id] == (math.log(LEAST_SHARE), 0.0)
     assert {name.split("/")[1] for name in found} == {"q"}
-    first = question(ANSWERS[:2], CL=(0.6, 0.4), TH=(0.1, 0.9))
-    second = question(("Good", "Bad"), CL=(0.7, 0.3), TH=(0.2, 0.8))
-    third = question(ANSWERS[:2], EG=(0.8, 0.2), JP=(0.5, 0.5))
-    for asked, country, yes in ((first, "CL", 0.1), (second, "CL", 0.2), (third, "EG", 0.5)):
-        (pair,) = option_pairs(asked, country, 0.1)
-        found = others_reference([pair], [first, second, third])[pair.id]
-        assert found == pytest.approx((math.log(yes), math.log(1 - yes)))
+    same_words = [asked, question(("Good", "Bad"), CL=(0.7, 0.3), TH=(0.2, 0.8)), question(ANSWERS, EG=(0.8, 0.1, 0.1))]
+    (pair,) = option_pairs(same_words[1], "CL", 0.1)
+    assert others_reference([pair], same_words)[pair.id] == pytest.approx((math.log(0.2), math.log(0.8)))

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from conftest import Tal
+from data.sections import data_section
 from data.tables import KINDS, fault_names, write
 from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read as read_source
 from think_as_locals.data.rows import Outcome
 from think_as_locals.data.sources import prism
@@ -63,9 +63,7 @@ def outcomes_of(path: Path, survey: list[Any] = SURVEY, utterances: list[Any] = 
 
 
 def read(path: Path) -> list[Item]:
-    """As any recipe with data=prism does."""
-    overrides = ["data=prism", f"data.path={path}", "data.faulty_rows=error"]
-    return list(read_source(load_recipe("recipes/tal_grpo.yaml", overrides).data))
+    return list(read_source(data_section(source="prism", path=str(path))))
 
 
 def faults(outcomes: list[Outcome]) -> dict[str, list[str]]:
@@ -114,12 +112,9 @@ def test_utterances_without_a_comparable_partner_are_unpaired(tmp_path: Path, ch
     ("changes", "expected"),
     [
         *(({"model_response": text}, ["no_response"]) for text in (" \n", "EMPTY STRING")),
-        ({"model_response": 7, "score": "good"}, ["string_type", "float_parsing"]),
         ({"score": 0}, ["greater_than_equal"]),
         ({"score": 100.5}, ["less_than_equal"]),
-        ({"user_prompt": "", "score": None}, ["blank", "missing"]),
         ({"utterance_id": "ut1"}, ["repeated_id"]),
-        ({"utterance_id": None, "interaction_id": " "}, ["blank", "missing"]),
         ({"user_id": "nobody"}, ["unknown_user"]),
         ({"user_id": "unsaid"}, ["no_country"]),
         ({"user_id": "twice"}, []),
@@ -141,13 +136,6 @@ def test_invalid_utterances_are_reported(tmp_path: Path, changes: dict[str, Any]
     assert found.get("utterances:10") == (expected or ["unpaired"])
     assert len([item for outcome in outcomes for item in outcome.items]) == len(PAIRS)
     assert len(outcomes) == len(survey) + len(rows)
-
-
-def test_invalid_survey_rows_are_reported_and_the_others_are_read(tmp_path: Path) -> None:
-    rows = person("user9", "Atlantis", "ATL"), person("user9", " ", "CHL"), 7
-    outcomes = outcomes_of(tmp_path, [*SURVEY, *rows])
-    assert faults(outcomes) == {"survey:4": ["no_country"], "survey:5": ["blank"], "survey:6": ["model_type"]}
-    assert sum(len(outcome.items) for outcome in outcomes) == len(PAIRS)
 
 
 def test_read_raises_on_errors_but_not_on_skipped_rows(tmp_path: Path) -> None:
