@@ -174,12 +174,6 @@ def test_macro_of_published_rows_averages_the_cells_there_are() -> None:
     assert lines("mine", found)[-1] == "warning: macro over 38 of 40 cells; missing: Arabic/value, German/safety"
 
 
-def test_slot_bias_counts_only_items_with_a_verdict() -> None:
-    # Seven verdicts as presented: A, A, B, A (wrong), B, A, B (wrong); the best lay in A, A, B, B, B, A, A.
-    bias = {label: (slot["n"], slot["chosen"], slot["best"]) for label, slot in FOUND["slot_bias"].items()}
-    assert bias == {"A": (7, 4 / 7, 4 / 7), "B": (7, 3 / 7, 3 / 7)}
-
-
 def test_item_judged_in_both_orders_counts_once_with_the_mean() -> None:
     both = [predict(p.item, right, turned) for p in PREDICTIONS[:4] for right, turned in ((True, False), (False, True))]
     found = summary((*both, predict(PREDICTIONS[4].item, True), predict(PREDICTIONS[4].item, True, turned=True)))
@@ -251,15 +245,6 @@ def test_summary_is_bitwise_independent_of_item_order() -> None:
     for seed in range(3):
         random.Random(seed).shuffle(made)
         assert summary(made) == there
-
-
-def test_only_parse_failures_give_zero_and_no_predictions_an_error(tmp_path: Path) -> None:
-    failed = tuple(predict(p.item, None) for p in PREDICTIONS)
-    found = save(failed, tmp_path / "step-50.json", **ABOUT)
-    assert (found["accuracy"], found["parse_failure"]) == (0.0, 1.0)
-    assert parquet.read_table(tmp_path / "step-50.parquet").column("verdict").null_count == 8
-    with pytest.raises(ValueError, match="no items"):
-        summary(())
 
 
 def test_save_round_trips_and_keeps_the_old_file_on_a_failure(tmp_path: Path) -> None:

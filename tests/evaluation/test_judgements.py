@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 from items import make_item
 
@@ -79,15 +78,6 @@ def test_order_consistency_means_the_same_response_in_every_order() -> None:
     assert order_consistency(predictions[::-1])["ci95"] == pytest.approx([low, high])
     assert order_consistency([judged(an_item(i), (0, 1), 0) for i in range(3)]) == {"n": 0}
     assert order_consistency([judged(an_item(1), (0, 1), 0)] * 2) == {"n": 0}
-
-
-def test_judgements_are_sorted_independently_of_input_order() -> None:
-    predictions = [judged(an_item(i), order, i % 2) for i in (3, 1, 2) for order in ((0, 1), (1, 0))]
-    there, back = (Judgements.of(tabulate(made)) for made in (predictions, predictions[::-1]))
-    assert [item.id for item in there.items] == [item.id for item in back.items] == ["1", "2", "3"]
-    assert there.rows["item"].tolist() == [0, 0, 1, 1, 2, 2]
-    pandas.testing.assert_frame_equal(there.rows, back.rows)
-    assert there.by_item("credit").tolist() == [0.5, 0.5, 0.5]
 
 
 def test_equal_items_share_memory_whatever_the_order_of_their_responses() -> None:
