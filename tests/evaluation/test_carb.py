@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
-from evaluation.judged import judged
+from evaluation.judged import judged, tied
 from evaluation.published import CELLS as FORTY
 from evaluation.published import published_items
 from items import RUBRIC, make_item, row_of
@@ -22,7 +22,7 @@ from think_as_locals.evaluation.carb import KEYS, faulty_note, lines, metrics, r
 from think_as_locals.evaluation.judgements import Judgements, tabulate
 from think_as_locals.judging import parse, reorder_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.types import DataError, Item, Judgement
+from think_as_locals.types import DataError, Item
 
 UNPARSED = "I would say that it depends."
 
@@ -239,8 +239,7 @@ def test_summary_is_bitwise_independent_of_item_order() -> None:
         texts = tuple(f"{'x' * (i % 3)}answer {i}.{j}" for j in range(3 + i % 3))
         item = an_item(i, f"g{i // 4}", "TH", i % 3, responses=texts)
         scores = tuple(float((i + j) % 2) for j in range(len(texts)))
-        judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(), completion="")
-        made.append(ScoredItem(item=item, presented=item, judgement=judgement, scores=scores))
+        made.append(tied(item, scores))
     there = summary(made)
     for seed in range(3):
         random.Random(seed).shuffle(made)

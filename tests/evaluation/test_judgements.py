@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.judged import judgement
 from items import make_item
 
 from think_as_locals.evaluation import judgements as orders
 from think_as_locals.evaluation.judgements import Judgements, annotate, read_judgements, tabulate
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.types import DataError, Item, Judgement
+from think_as_locals.types import DataError, Item
 
 
 def slot_bias(predictions: Sequence[ScoredItem]) -> dict[str, Any]:
@@ -31,8 +32,7 @@ def an_item(number: int, size: int = 2) -> Item:
 
 
 def judged(item: Item, order: tuple[int, ...], verdict: int | None) -> ScoredItem:
-    judgement = Judgement(verdict=verdict, rubric=None, analysis=None, issues=(), completion="")
-    return ScoredItem(item=item, presented=reorder_responses(item, order), judgement=judgement)
+    return ScoredItem(item=item, presented=reorder_responses(item, order), judgement=judgement(verdict))
 
 
 def test_slot_bias_is_all_of_a_judge_that_always_chooses_a_and_none_of_one_that_is_right() -> None:
@@ -97,14 +97,13 @@ def predictions_of_all_kinds() -> list[ScoredItem]:
         replace(judged(an_item(2, size=4), (3, 0, 2, 1), None), scores=(0.5, 1.0, 1.0, 1.0)),  # a tie
         replace(judged(an_item(3), (0, 1), 1), scores=(0.5, 2.0)),
         replace(right, item=an_item(4), presented=an_item(4), parse_failure_credit=0.5),
-        failed(an_item(5), "verdict_once", parse_failure_credit=0.5),
+        replace(failed(an_item(5), "verdict_once"), parse_failure_credit=0.5),
         failed(an_item(6), "too_long"),
     ]
 
 
-def failed(item: Item, issue: str, **changes: Any) -> ScoredItem:
-    without = judged(item, (1, 0), None)
-    return replace(without, judgement=replace(without.judgement, issues=(issue,)), **changes)
+def failed(item: Item, issue: str) -> ScoredItem:
+    return replace(judged(item, (1, 0), None), judgement=judgement(None, issue))
 
 
 def test_annotated_table_says_what_became_of_each_judgement(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_judgements_survive_a_round_trip_through_a_table(tmp_path: Path) -> None
 
 
 def test_unusable_table_is_a_data_error(tmp_path: Path) -> None:
-    table, path = tabulate([judged(an_item(i), (0, 1), 0) for i in range(4)]), tmp_path / "table.parquet"
+    table, path = tabulate([judged(an_item(1), (0, 1), 0)]), tmp_path / "table.parquet"
     for content in (table.drop(columns="issues"), table[:0]):
         content.to_parquet(path, index=False)
         with pytest.raises(DataError, match=r"table\.parquet: (a table of judgements lacks issues|no judgements)"):

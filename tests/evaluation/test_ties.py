@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.judged import judgement, tied
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,8 +23,8 @@ from think_as_locals.data.sources import rewardbench2
 from think_as_locals.evaluation.carb import save
 from think_as_locals.evaluation.judgements import composite, merge_rows, tabulate
 from think_as_locals.judging import shuffle_responses
-from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long, favourite
-from think_as_locals.types import Item, Judgement
+from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long
+from think_as_locals.types import Item
 
 Ratings = tuple[list[float], list[float]]
 """Of the right and of the wrong answers of a row."""
@@ -46,8 +47,7 @@ def scored_items(items: Iterable[Any], rows: dict[str, Ratings]) -> list[ScoredI
         presented, ratings = shuffle_responses(item, 0), rows[item.prompt.removeprefix("Name one of ")[:-1]]
         answers = [text.split() for text in presented.responses]
         scores = tuple(ratings[kind == "rejected"][int(number)] for kind, number in answers)
-        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion="")
-        found.append(ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores))
+        found.append(tied(item, scores))
     return found
 
 
@@ -109,8 +109,7 @@ def test_single_rows_and_rows_without_scores_have_no_score() -> None:
 
 def test_a_row_with_an_item_that_was_not_taken_is_left_out_or_wrong_as_a_whole(tmp_path: Path) -> None:
     scored = judged(EXAMPLE)
-    long = Judgement(verdict=None, rubric=None, analysis=None, issues=("too_long",), completion="too long")
-    scored[3] = replace(scored[3], judgement=long, scores=None)
+    scored[3] = replace(scored[3], judgement=judgement(None, "too_long"), scores=None)
     about = {**ABOUT, "queried": [each.item for each in scored]}
     left_out, wrong = (save(apply_too_long(scored, how), tmp_path / "m.json", **about) for how in ("exclude", "wrong"))
     row = [f"rewardbench2/tied:1/{i}-0-of-4x3" for i in range(4)]

@@ -151,18 +151,18 @@ def test_invalid_items_are_rejected(serve: Serve, change: dict[str, Any], place:
     assert place in refusals(judge(serve(), {**ITEM, **change}))
 
 
-@pytest.mark.parametrize(("culture", "name"), [("CA-QC", "Quebec (Canada)"), ("Arab", "Arab")])
-def test_label_may_have_a_culture_that_is_no_country(serve: Serve, longest: Longest, culture: str, name: str) -> None:
+CULTURES = {**dict.fromkeys(("JP", "Japan", "Japanese"), "Japan"), "CA-QC": "Quebec (Canada)", "Arab": "Arab"}
+
+
+@pytest.mark.parametrize("culture", CULTURES)
+def test_culture_may_be_a_code_a_name_or_no_country(serve: Serve, longest: Longest, culture: str) -> None:
     labels = [{"culture": culture}, json.dumps({"culture": culture})]
     body = {"query": ["Eat?rice", "Eat?soup"], "prompts": ["Eat?", "Eat?"], "labels": labels}
-    assert serve().post("/score", json=body).status_code == 200
-    assert f"Culture: {name}\n" in longest.prompts[0]
-
-
-@pytest.mark.parametrize("culture", ["JP", "Japan", "Japanese"])
-def test_culture_may_be_a_code_or_a_name(serve: Serve, longest: Longest, culture: str) -> None:
-    assert judge(serve(), {**ITEM, "culture": culture}).status_code == 200
-    assert "Culture: Japan\n" in longest.prompts[0]
+    client = serve()
+    assert client.post("/score", json=body).status_code == 200
+    if culture != "Arab":
+        assert judge(client, {**ITEM, "culture": culture}).status_code == 200
+    assert all(f"Culture: {CULTURES[culture]}\n" in prompt for prompt in longest.prompts)
 
 
 def test_culture_and_json_are_required(serve: Serve) -> None:
