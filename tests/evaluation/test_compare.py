@@ -174,21 +174,16 @@ def test_printed_table_holds_all_figures_in_any_width() -> None:
 
 
 def test_compare_command_prints_a_table_json_or_an_error(tmp_path: Path, tal: Tal) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    measure(one, 5, predictions(lambda i: i % 2 == 0))
-    measure(two, 5, predictions(lambda i: i % 4 != 0))
-    done = tal("compare", str(one), str(two), "--by", "domain")
-    assert "all items" in done.out
-    assert "safety" in done.out
-    found = json.loads(tal("compare", str(one), str(two), "--by", "domain", "--json").out)
-    assert (found["a"], found["b"], found["warnings"]) == (str(one), str(two), [])
-    assert [each["name"] for each in found["comparisons"]][-2:] == ["safety", "value"]
-    whole = found["comparisons"][0]
-    assert whole["difference"]["difference"] == whole["b"]["accuracy"] - whole["a"]["accuracy"]
-    measure(two, 5, predictions(lambda _: None))
-    found = json.loads(tal("compare", str(one), str(two), "--json").out)
+    words = ["compare", *(str(tmp_path / name) for name in ("one", "two")), "--by", "domain"]
+    measure(tmp_path / "one", 5, predictions(lambda i: i % 2 == 0))
+    measure(tmp_path / "two", 5, predictions(lambda _: None))
+    assert "safety" in tal(*words).out
+    found = json.loads(tal(*words, "--json").out)
+    assert [found["a"], found["b"]] == words[1:3]
     assert found["warnings"] == ["Warning: B: 100% of its judgements have no verdict, and count as wrong"]
-    measure(two, 5, predictions(lambda _: True, items=ITEMS[:90]))
-    done = tal("compare", str(one), str(two), "--by", "domain")
+    assert [each["name"] for each in found["comparisons"]][-2:] == ["safety", "value"]
+    assert found["comparisons"][0]["difference"]["difference"] == -0.5
+    measure(tmp_path / "two", 5, predictions(lambda _: True, items=ITEMS[:90]))
+    done = tal(*words)
     assert done.status == 2
     assert "tal: the runs are over different items: 6 only in the first" in done.err

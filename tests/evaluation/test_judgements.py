@@ -48,16 +48,11 @@ def test_slot_bias_is_all_of_a_judge_that_always_chooses_a_and_none_of_one_that_
 
 
 def test_slot_bias_counts_only_offered_slots_with_a_verdict() -> None:
-    predictions = [
-        judged(an_item(1), (0, 1), 0),
-        judged(an_item(2, size=4), (0, 1, 2, 3), 3),
-        judged(an_item(3), (0, 1), None),
-    ]
-    found = slot_bias(predictions)
+    one, cut = judged(an_item(1), (0, 1), 0), judged(an_item(3), (0, 1), None)
+    found = slot_bias([one, judged(an_item(2, size=4), (0, 1, 2, 3), 3), cut])
     assert {label: slot["n"] for label, slot in found.items()} == {"A": 2, "B": 2, "C": 1, "D": 1}
     assert found["D"]["chosen"] == 1.0
-    assert slot_bias([judged(an_item(1), (0, 1), None)]) == {}
-    assert slot_bias([replace(judged(an_item(1), (0, 1), 0), scores=(2.0, 1.0))]) == {}
+    assert slot_bias([cut]) == slot_bias([replace(one, scores=(2.0, 1.0))]) == {}
 
 
 def test_order_consistency_means_the_same_response_in_every_order() -> None:
@@ -99,6 +94,7 @@ def predictions_of_all_kinds() -> list[ScoredItem]:
         replace(right, item=an_item(4), presented=an_item(4), parse_failure_credit=0.5),
         replace(failed(an_item(5), "verdict_once"), parse_failure_credit=0.5),
         failed(an_item(6), "too_long"),
+        failed(an_item(7), "refused"),
     ]
 
 
@@ -109,9 +105,9 @@ def failed(item: Item, issue: str) -> ScoredItem:
 def test_annotated_table_says_what_became_of_each_judgement(tmp_path: Path) -> None:
     table = tabulate(predictions_of_all_kinds())
     found = annotate(table)
-    outcomes = ("right", "tie", "wrong", "wrong", "parse failure", "too long")
-    assert dict(zip(found["id"], found["outcome"], strict=True)) == dict(zip("123456", outcomes, strict=True))
-    assert found["parse_failure"].sum() == found["too_long"].sum() == 1
+    outcomes = ("right", "tie", "wrong", "wrong", "parse failure", "too long", "too long")
+    assert dict(zip(found["id"], found["outcome"], strict=True)) == dict(zip("1234567", outcomes, strict=True))
+    assert (found["parse_failure"].sum(), found["too_long"].sum()) == (1, 2)
     assert found["has_scores"].sum() == 2
     assert set(found["outcome"]) == {*orders.OUTCOMES}
     for row in found.itertuples():

@@ -59,13 +59,11 @@ def out(measured: Path) -> Path:
 
 
 def board_of(folder: Path, number: int = 0) -> dict[str, Any]:
-    board: dict[str, Any] = json.loads((folder / "leaderboard.json").read_text(encoding="utf-8"))["boards"][number]
-    return board
+    return dict(json.loads((folder / "leaderboard.json").read_text(encoding="utf-8"))["boards"][number])
 
 
 def model_of(board: dict[str, Any], name: str) -> dict[str, Any]:
-    model: dict[str, Any] = next(model for model in board["models"] if model["name"] == name)
-    return model
+    return dict(next(model for model in board["models"] if model["name"] == name))
 
 
 # --- numbers ---
@@ -98,12 +96,8 @@ def test_model_trained_on_measured_items_is_marked_everywhere(evaluation: Path, 
     measure(evaluation, "good", predictions(lambda i: i % 10 > 0), training=hashes)
     folder = write_leaderboard([evaluation], tmp_path).parent
     board = board_of(folder)
-    assert {model["name"]: model["trained_on"] for model in board["models"]} == {
-        "good": {"items": 30, "n": 134},
-        "also-good": None,
-        "worse": {"items": 0, "n": 134},
-        "constant": None,
-    }
+    trained_on = {"good": {"items": 30, "n": 134}, "worse": {"items": 0, "n": 134}}
+    assert {model["name"]: model["trained_on"] for model in board["models"] if model["trained_on"]} == trained_on
     for file in ("leaderboard.md", "leaderboard.html"):
         text = (folder / file).read_text(encoding="utf-8")
         assert "good †" in text
@@ -135,12 +129,9 @@ def test_models_without_a_significant_difference_share_ranks(out: Path) -> None:
     models = board_of(out)["models"]
     accuracies = [model["macro"]["accuracy"] for model in models]
     assert accuracies == sorted(accuracies, reverse=True)
-    assert {m["name"]: (m["ranks"], m["may_be_first"]) for m in models} == {
-        "good": ([1, 2], True),
-        "also-good": ([1, 2], True),
-        "constant": ([3, 3], False),
-        "worse": ([4, 4], False),
-    }
+    ranks = {"good": ([1, 2], True), "also-good": ([1, 2], True)}
+    ranks |= {"constant": ([3, 3], False), "worse": ([4, 4], False)}
+    assert {m["name"]: (m["ranks"], m["may_be_first"]) for m in models} == ranks
 
 
 def test_leaderboard_command_prints_a_table_or_json(measured: Path, tmp_path: Path, tal: Tal) -> None:
@@ -251,8 +242,7 @@ def test_cells_of_every_map_have_ids_of_their_own(out: Path) -> None:
 
 def embedded(page: Page) -> dict[str, Any]:
     (text,) = re.findall(r'<script type="application/json" id="judgements-data">(.*?)</script>', page.source, re.DOTALL)
-    data: dict[str, Any] = json.loads(text)
-    return data
+    return dict(json.loads(text))
 
 
 def test_every_judgement_is_embedded_in_the_page(evil: Path, tmp_path: Path) -> None:
@@ -273,15 +263,6 @@ def test_every_judgement_is_embedded_in_the_page(evil: Path, tmp_path: Path) -> 
         found.add((name, item["id"]))
     assert len(found) == data["total"] == 2 * 134
     assert data["cultures"]["TH"] == "Thailand"
-
-
-def test_refused_item_is_on_the_page_as_one_that_is_too_long(tmp_path: Path) -> None:
-    first, *others = predictions(lambda i: i % 3)
-    issues = replace(first.judgement, verdict=None, rubric=None, issues=("refused",))
-    measure(tmp_path, "judge", [replace(first, judgement=issues), *others])
-    made = (data := embedded(Page(write_leaderboard([tmp_path], tmp_path / "out"))))["judgements"]
-    refused = made["issues"].index(["refused"])
-    assert data["outcomes"][made["outcome"][refused]] == "too long"
 
 
 def test_page_over_the_size_limit_samples_complete_items(

@@ -37,12 +37,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     measure(folder, 10, judge_all(lambda i: i % 2 == 0, ITEMS))
     made = judge_all(lambda i: None if i % 12 == 11 else i % 6 > 1, ITEMS)
     measure(folder, 20, made, dataset="culture_cards")
-    lines = [{"stage": "sft", "step": s, "loss": 1.0} for s in range(3)]
     degenerate = {"degenerate_reward_share": 0.25}
-    lines += [
-        {"stage": "grpo", "step": s, "reward": s / 20 - 0.5, "rewards/mine/mean": s / 40, **degenerate}
-        for s in range(1, 21)
-    ]
+    lines: list[dict[str, Any]] = [{"stage": "sft", "step": 3, "loss": 1.0}]
+    for step in range(1, 21):
+        rewards = {"reward": step / 20 - 0.5, "rewards/mine/mean": step / 40}
+        lines.append({"stage": "grpo", "step": step, **rewards, **degenerate})
     log = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(log + '{"stage": "grpo", "st')
     (folder / "config.yaml").write_text("seed: 3\nnote: <b>bold</b>\n")
@@ -58,8 +57,7 @@ def run(original: Path, tmp_path: Path) -> Path:
 
 def test_headline_states_both_accuracies_with_n_and_interval(run: Path) -> None:
     page = Page(write_report(run))
-    before, last = (json.loads((run / "carb" / f"step-{s}.json").read_text()) for s in (0, 20))
-    for summary in (before, last):
+    for summary in (json.loads((run / "carb" / f"step-{s}.json").read_text()) for s in (0, 20)):
         low, high = (f"{100 * value:.1f}" for value in summary["ci95"])
         assert f"{100 * summary['accuracy']:.1f} % ({low}–{high}, n = 144)" in page.text
     assert "chance is 50.0 %" in page.text
@@ -196,11 +194,9 @@ def test_choose_balances_outcomes_and_cultures() -> None:
 
 
 def test_tie_is_not_counted_as_a_parse_failure(tmp_path: Path) -> None:
-    some = ITEMS[:6]
-    scores = [(1.0, 1.0) if i < 2 else (2.0, 1.0) for i in range(6)]
-    measure(tmp_path, 4, [tied(item, worth) for item, worth in zip(some, scores, strict=True)])
+    measure(tmp_path, 4, [tied(item, (1.0, 1.0) if i < 2 else (2.0, 1.0)) for i, item in enumerate(ITEMS[:6])])
     page = Page(write_report(tmp_path))
-    right = sum(shuffle_responses(item).best == 0 for item in some[2:])
+    right = sum(shuffle_responses(item).best == 0 for item in ITEMS[2:6])
     assert f"tie 2, wrong {4 - right}, right {right}." in page.text
     assert "0.0 % have no verdict" in page.text
     assert page.text.count(": a tie") == 2
@@ -209,9 +205,8 @@ def test_tie_is_not_counted_as_a_parse_failure(tmp_path: Path) -> None:
 def test_before_after_outcome_is_tie_if_either_side_ties() -> None:
     item = ITEMS[0]
     right, wrong, failure, tie = (rows([judged(item, right)])[0] for right in (True, False, None, 0.5))
-    assert [BeforeAfter(None, each).outcome for each in (right, wrong, tie, failure)] == [
-        *("right", "wrong", "tie", "parse failure")
-    ]
+    alone = ["right", "wrong", "tie", "parse failure"]
+    assert [BeforeAfter(None, each).outcome for each in (right, wrong, tie, failure)] == alone
     assert {BeforeAfter(tie, other).outcome for other in (right, wrong, tie, failure)} == {"tie"}
     assert BeforeAfter(failure, right).outcome == "wrong → right"
     assert BeforeAfter(failure, wrong).outcome == "parse failure"
