@@ -50,9 +50,13 @@ def judged(item: Item, right: float | None, note: str = "weighed", seed: int = 0
     return ScoredItem(item=item, presented=presented, judgement=parse(text, len(item.responses)))
 
 
+def judgement(verdict: int | None, *issues: str) -> Judgement:
+    return Judgement(verdict=verdict, rubric=None, analysis=None, issues=issues, completion="")
+
+
 def tied(item: Item, scores: tuple[float, ...]) -> ScoredItem:
-    judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion="")
-    return ScoredItem(item=item, presented=shuffle_responses(item), judgement=judgement, scores=scores)
+    presented = shuffle_responses(item)
+    return ScoredItem(item=item, presented=presented, judgement=judgement(favourite(scores)), scores=scores)
 
 
 def judge_all(right: Right, items: Sequence[Item], note: str = "weighed", seed: int = 0) -> list[ScoredItem]:

@@ -49,26 +49,19 @@ def test_length_traits_score_ties_fractionally(
 @pytest.mark.parametrize(
     ("culture", "language", "response", "named"),
     [
-        ("JP", "en", "What people in japan do.", True),
         ("JP", "ja", "日本では朝にご飯を食べる。", True),
-        ("JP", "ja", "As they do in Japan.", True),
+        ("JP", "ja", "As they do in japan.", True),
         ("DE", "de", "Wie in DEUTSCHLAND üblich.", True),
-        ("US", "en", "In the United States they do.", True),
         ("MX", "es", "Lo normal en México.", True),
-        ("CN", "zh", "在中国常见。", True),
         ("BR", "pt-BR", "É comum no Brasil.", True),
         ("EG", "en", "An Egyptian custom.", True),
         ("CU", "es", "¡Cuba!", True),
         ("IL", "he", "בישראל", True),
-        ("JP", "th", "ในญี่ปุ่น", True),
         ("JP", "zh", "在Japan见到", True),
         ("ID-JB", "en", "As in West Java.", True),
         ("CA-QC", "fr", "As in Quebec.", True),
-        ("MM", "en", "As in Myanmar.", True),
-        ("ES", "en", "As in Japan.", False),
         ("OM", "en", "A woman would.", False),
         ("CU", "en", "The egg incubates.", False),
-        ("IR", "es", "En Tirana.", False),
     ],
 )
 def test_label_match_finds_the_culture_name_in_a_response(
@@ -79,21 +72,22 @@ def test_label_match_finds_the_culture_name_in_a_response(
     assert trait_scores([item], label_match) == [1.0 if named else 1 / 3]
 
 
-@pytest.mark.parametrize("responses", [("x", "yy", "zzz", "w"), ("x", "y")])
-def test_label_match_is_chance_if_no_or_every_response_matches(responses: tuple[str, ...]) -> None:
-    assert trait_scores([an_item(responses, 1)], label_match) == [1 / len(responses)]
-    named = tuple(f"{response} in Japan" for response in responses)
-    assert trait_scores([an_item(named, 1)], label_match) == [1 / len(responses)]
-
-
-def test_label_match_is_chance_without_a_culture() -> None:
-    assert trait_scores([an_item(("None", "none at all"), 0, culture=None)], label_match) == [0.5]
-
-
-@pytest.mark.parametrize("language", ["xx", "tlh", "no-such-language", "q" * 50, "-"])
-def test_label_match_accepts_unknown_languages_and_cultures(language: str) -> None:
-    item = an_item(("As in Atlantis.", "Elsewhere."), 0, culture="Atlantis", language=language)
-    assert trait_scores([item], label_match) == [1.0]
+@pytest.mark.parametrize(
+    ("responses", "changes", "credit"),
+    [
+        (("x", "yy", "zzz", "w"), {}, 1 / 4),
+        (("x in Japan", "y in Japan"), {}, 1 / 2),
+        (("None", "none at all"), {"culture": None}, 1 / 2),
+        *(
+            (("As in Atlantis.", "Elsewhere."), {"culture": "Atlantis", "language": language}, 1)
+            for language in ("tlh", "no-such-language", "-")
+        ),
+    ],
+)
+def test_label_match_is_chance_without_a_difference_and_accepts_unknown_names(
+    responses: tuple[str, ...], changes: dict[str, Any], credit: float
+) -> None:
+    assert trait_scores([an_item(responses, **changes)], label_match) == [credit]
 
 
 # --- what needs other items: the majority answer, TF-IDF on the response alone ---
@@ -140,7 +134,8 @@ def test_every_baseline_credits_every_item() -> None:
     assert list(worth) == ["chance", "longest", "shortest", "label_match", "majority_answer", "tfidf"]
     for name, credit in CREDITS.items():
         assert worth[name].tolist() == credit(items), name
-        assert all(0 <= value <= 1 for value in worth[name])
+    turned = baseline_credits(tuple(reorder_responses(item, (2, 0, 3, 1)) for item in items))
+    assert {name: column.tolist() for name, column in turned.items()} == {n: c.tolist() for n, c in worth.items()}
 
 
 def test_tfidf_finds_words_shared_by_best_responses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +145,9 @@ def test_tfidf_finds_words_shared_by_best_responses(monkeypatch: pytest.MonkeyPa
     assert mean(tfidf(items)) > 0.9
 
 
-@pytest.mark.parametrize("letters", ["กขคงจฉชซญดตถ", "水火木金土日月山川田石竹", "あいうえおかきくけこさし"])
+@pytest.mark.parametrize("letters", ["กขคงจฉชซญดตถ", "水火木金土日月山川田石竹"])
 def test_tfidf_reads_scripts_without_spaces(letters: str) -> None:
-    rng, mark = random.Random(2), letters[-1]
-    items = []
+    rng, mark, items = random.Random(2), letters[-1], []
     for i in range(80):
         texts = ["".join(rng.choices(letters[:-1], k=12)) for _ in range(2)]
         items.append(an_item((texts[0] + mark, texts[1]), 0, id=str(i), group=str(i)))
@@ -174,8 +168,6 @@ def test_tfidf_depends_on_responses_alone_in_any_order() -> None:
     items = nonsense_items("bagofe dikuma sotane", groups=8) + nonsense_items("", groups=8, seed=3)
     items = [an_item(i.responses, i.best, id=f"{n}", group=i.group) for n, i in enumerate(items)]
     assert tfidf(items[::-1]) == tfidf(items)[::-1]
-    turned = [an_item(i.responses[::-1], 3 - i.best, id=i.id, group=i.group) for i in items]
-    assert tfidf(turned) == tfidf(items)
 
 
 @pytest.mark.parametrize("items", [[], nonsense_items("x", groups=1)], ids=["none", "one group"])
@@ -194,28 +186,20 @@ def test_majority_answer_uses_only_other_groups() -> None:
     assert majority_answer(nonsense_items("", groups=3)) == [0.25] * 12
 
 
-@pytest.mark.parametrize("name", ["chance", "longest", "shortest", "majority_answer", "tfidf"])
-def test_culture_blind_baselines_score_chance_on_complete_flip_sets(name: str) -> None:
+def test_culture_blind_baselines_score_chance_on_complete_flip_sets() -> None:
     items = nonsense_flip_sets()
     assert len(flip_sets(items)) == len(items) / 4
-    worth = dict(zip((item.id for item in items), baseline_credits(tuple(items))[name], strict=True))
-    assert sum(worth.values()) == len(items) / 4
-    for members in flip_sets(items):
-        assert sum(worth[item.id] for item in members) == pytest.approx(1)
+    places = {item.id: place for place, item in enumerate(items)}
+    for name, column in baseline_credits(tuple(items)).items():
+        if name != "label_match":
+            for members in flip_sets(items):
+                assert sum(column[places[item.id]] for item in members) == pytest.approx(1), name
 
 
-def test_baseline_credits_are_cached_and_ignore_response_order() -> None:
-    items = tuple(
-        make_item(id=f"q{i}", group=f"g{i // 2}", responses=(f"rice {i}", f"bread {i} and tea", "soup"), best=i % 3)
-        for i in range(12)
-    )
-    found = baseline_credits(items)
+def test_baseline_credits_are_cached() -> None:
+    items = tuple(an_item((f"rice {i}", "soup"), id=f"q{i}", group=f"g{i // 2}") for i in range(12))
+    sets = items, items[:4], items[4:8]  # the sets of a training, at every checkpoint
+    found = [baseline_credits(some) for some in sets]
     misses = baseline_credits.cache_info().misses
-    assert baseline_credits(items) is found
+    assert all(baseline_credits(some) is each for some, each in zip(sets, found, strict=True))
     assert baseline_credits.cache_info().misses == misses
-    for _ in range(3):  # the sets of a training, at every checkpoint
-        for some in (items[:4], items[4:8], items):
-            baseline_credits(some)
-    assert baseline_credits.cache_info().misses == misses + 2
-    turned = baseline_credits(tuple(reorder_responses(item, (2, 0, 1)) for item in items))
-    assert {name: column.tolist() for name, column in turned.items()} == {n: c.tolist() for n, c in found.items()}

@@ -22,24 +22,16 @@ from think_as_locals.evaluation.breakdowns import (
 @pytest.mark.parametrize(
     ("tag", "resource_class", "family", "script"),
     [
-        ("ar", "5", "Afro-Asiatic", "Arab"),
-        ("de", "5", "Indo-European", "Latn"),
-        ("en", "5", "Indo-European", "Latn"),
-        ("es", "5", "Indo-European", "Latn"),
-        ("ja", "5", "Japonic", "Jpan"),
-        ("zh", "5", "Sino-Tibetan", "Hans"),
-        ("ko", "4", "Koreanic", "Kore"),
-        ("ru", "4", "Indo-European", "Cyrl"),
-        ("vi", "4", "Austroasiatic", "Latn"),
-        ("th", "3", "Tai-Kadai", "Thai"),
-        ("el", "3", "Indo-European", "Grek"),
-        ("id", "3", "Austronesian", "Latn"),
-        ("fa", "4", "Indo-European", "Arab"),
-        ("am", "2", "Afro-Asiatic", "Ethi"),
-        ("ha", "2", "Afro-Asiatic", "Latn"),
-        ("as", "1", "Indo-European", "Beng"),
-        ("az", "1", "Turkic", "Latn"),
-        ("su", "1", "Austronesian", "Latn"),
+        *(("ar", "5", "Afro-Asiatic", "Arab"), ("ja", "5", "Japonic", "Jpan"), ("zh", "5", "Sino-Tibetan", "Hans")),
+        *((tag, "5", "Indo-European", "Latn") for tag in ("de", "en", "es")),
+        *(("ko", "4", "Koreanic", "Kore"), ("ru", "4", "Indo-European", "Cyrl"), ("vi", "4", "Austroasiatic", "Latn")),
+        *(("fa", "4", "Indo-European", "Arab"), ("th", "3", "Tai-Kadai", "Thai"), ("el", "3", "Indo-European", "Grek")),
+        *(
+            ("id", "3", "Austronesian", "Latn"),
+            ("am", "2", "Afro-Asiatic", "Ethi"),
+            ("ha", "2", "Afro-Asiatic", "Latn"),
+        ),
+        *(("as", "1", "Indo-European", "Beng"), ("az", "1", "Turkic", "Latn"), ("ha", "2", "Afro-Asiatic", "Latn")),
     ],
 )
 def test_describe_knows_languages_of_carb_and_blend(tag: str, resource_class: str, family: str, script: str) -> None:
@@ -52,16 +44,11 @@ def test_describe_knows_subtags_scripts_and_every_language_of_the_data() -> None
     assert describe("zh-TW").script == "Hant"
     assert describe("EN") == describe("en")
     assert describe("ka") == (UNKNOWN, UNKNOWN, "Geor")
-    assert describe("xx").script == UNKNOWN
+    assert describe("xx") == describe("no-such-language") == describe("-") == (UNKNOWN, UNKNOWN, UNKNOWN)
     cards = ["ar", "de", "en", "es", "ja", "ko", "ru", "th", "vi", "zh"]
     assert all(UNKNOWN not in describe(tag) for tag in [*cards, *(language for _, language, _ in REGIONS.values())])
     tags = ("th", "zh-Hant", "pt-BR", "zh-XX", "xx")
     assert [*map(language_name, tags)] == ["Thai", "Traditional Chinese", "Brazilian Portuguese", "zh-XX", "xx"]
-
-
-@pytest.mark.parametrize("tag", ["xx", "tlh", "no-such-language", "-", "und"])
-def test_describe_is_unknown_for_unlisted_languages(tag: str) -> None:
-    assert describe(tag)[:2] == (UNKNOWN, UNKNOWN)
 
 
 # --- cells ---
@@ -81,7 +68,6 @@ def test_carb_rows_fall_into_40_cells_of_language_and_domain() -> None:
         ({"source": "carb", "culture": "JO", "language": "ar"}, "Arabic/value"),
         ({"source": "carb", "culture": None, "language": "zh-Hant"}, "Chinese/value"),
         ({"source": "blend", "culture": "JO", "language": "ar"}, "JO/value"),
-        ({"source": "carb_open/XSafety", "culture": None, "language": "en"}, "English/value"),
         ({"source": "rows", "culture": None, "language": "pt-BR"}, "Portuguese/value"),
         ({"source": "rows", "culture": None, "language": "tlh-unknown"}, "Klingon/value"),
         ({"source": "rows", "culture": "Quebec", "language": "fr"}, "Quebec/value"),

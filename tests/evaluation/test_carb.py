@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
-from evaluation.judged import judged
+from evaluation.judged import judged, tied
 from evaluation.published import CELLS as FORTY
 from evaluation.published import published_items
 from items import RUBRIC, make_item, row_of
@@ -20,10 +20,9 @@ from items import RUBRIC, make_item, row_of
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.carb import KEYS, faulty_note, lines, metrics, read, save, summarise
 from think_as_locals.evaluation.judgements import Judgements, tabulate
-from think_as_locals.judging import parse, reorder_responses, shuffle_responses, write
+from think_as_locals.judging import parse, reorder_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.runtime.files import write_text
-from think_as_locals.types import DataError, Item, Judgement
+from think_as_locals.types import DataError, Item
 
 UNPARSED = "I would say that it depends."
 
@@ -75,9 +74,7 @@ def parts(by: dict[str, Any]) -> dict[str, tuple[int, float]]:
 
 
 def test_accuracy_is_micro_over_items_and_macro_over_cells() -> None:
-    about = {"dataset": "cards", "split": "group", "model": "judge", "seed": 3, "step": 50}
-    assert about.items() <= FOUND.items()
-    assert "listwise" in FOUND["protocol"]
+    assert {name: value for name, value in ABOUT.items() if name in KEYS}.items() <= FOUND.items()
     assert set(KEYS) == set(FOUND)
     assert part(FOUND) == (8, 5 / 8)
     assert FOUND["ci_method"] == "cluster_wilson"
@@ -85,8 +82,14 @@ def test_accuracy_is_micro_over_items_and_macro_over_cells() -> None:
     assert 0 <= low < FOUND["parse_failure"] == 1 / 8 < high <= 1
     assert part(FOUND["macro"]) == (8, pytest.approx((0 + 1 / 2 + 1 + 1 + 0) / 5))
     assert (FOUND["macro"]["cells"], FOUND["macro"]["of"], FOUND["macro"]["missing"]) == (5, 5, [])
-    two = summary(PREDICTIONS[:2])
-    assert two["macro"]["accuracy"] == two["accuracy"]
+    followed = metrics("mine", FOUND)
+    expected = {"accuracy": 5 / 8, "macro": 1 / 2, "parse_failure": 1 / 8, "flips": 4 / 6}
+    expected |= {"culture/TH": 1, "domain/safety": 1 / 2, "ci95_low": FOUND["ci95"][0], "ci95_high": FOUND["ci95"][1]}
+    assert {name: followed[f"eval/mine/{name}"] for name in expected} == pytest.approx(expected)
+    assert all(math.isfinite(value) for value in followed.values())
+    faulty = summarise(Judgements.of(tabulate(PREDICTIONS)), **ABOUT, faulty=1)
+    assert faulty["faulty_rows"] == {"n": 1}
+    assert faulty_note(faulty).startswith("1 rows with faults left out")
 
 
 def test_file_without_a_key_is_named(tmp_path: Path) -> None:
@@ -118,12 +121,6 @@ CELLS = {"JP/safety": (1, 0.0), "JP/value": (2, 1 / 2), "TH/safety": (1, 1.0), "
 )
 def test_breakdown_parts_have_their_own_n_and_accuracy(by: str, expected: dict[str, tuple[int, float]]) -> None:
     assert parts(FOUND[f"by_{by}"]) == expected
-
-
-def test_faulty_rows_are_counted() -> None:
-    found = summarise(Judgements.of(tabulate(PREDICTIONS)), **ABOUT, faulty=1)
-    assert found["faulty_rows"] == {"n": 1}
-    assert faulty_note(found).startswith("1 rows with faults left out")
 
 
 def test_every_cell_has_baselines_on_its_own_items() -> None:
@@ -164,26 +161,17 @@ def test_macro_of_published_rows_averages_the_cells_there_are() -> None:
     # Twenty cells are right; of the others seven have one item, seven have two and six have three.
     assert part(found["macro"]) == (79, pytest.approx((20 + 7 + 7 / 2 + 6 / 3) / 40))
     assert (found["macro"]["cells"], found["macro"]["of"], found["macro"]["missing"]) == (40, 40, [])
-    assert list(found["by_cell"]) == sorted(FORTY)
+    assert list(cells := parts(found["by_cell"])) == sorted(FORTY)
+    assert (cells["Arabic/value"], cells["German/safety"]) == ((2, 1 / 2), (3, 1.0))
     assert parts(found["by_culture"])["Korean"] == (3 + 1 + 2 + 3, pytest.approx((3 + 1 + 2 + 1) / 9))
     assert len(found["by_culture"]) == 10
     low, high = found["macro"]["ci95"]
     assert low < 0.8125 < high
     found = published("Arabic/value", "German/safety")
-    (second, right), (fourth, also_right) = (
-        parts(published()["by_cell"])[c] for c in ("Arabic/value", "German/safety")
-    )
-    assert ((second, right), (fourth, also_right)) == ((2, 1 / 2), (3, 1.0))
     assert part(found["macro"]) == (74, pytest.approx((32.5 - 1.5) / 38))
     assert (found["macro"]["cells"], found["macro"]["of"]) == (38, 40)
     assert found["macro"]["missing"] == ["Arabic/value", "German/safety"]
     assert lines("mine", found)[-1] == "warning: macro over 38 of 40 cells; missing: Arabic/value, German/safety"
-
-
-def test_slot_bias_counts_only_items_with_a_verdict() -> None:
-    # Seven verdicts as presented: A, A, B, A (wrong), B, A, B (wrong); the best lay in A, A, B, B, B, A, A.
-    bias = {label: (slot["n"], slot["chosen"], slot["best"]) for label, slot in FOUND["slot_bias"].items()}
-    assert bias == {"A": (7, 4 / 7, 4 / 7), "B": (7, 3 / 7, 3 / 7)}
 
 
 def test_item_judged_in_both_orders_counts_once_with_the_mean() -> None:
@@ -225,31 +213,9 @@ def test_flips_measure_complete_flip_sets() -> None:
     assert (flips["accuracy"], flips["all_right"]) == (1 / 2, 0)
 
 
-def test_response_only_judge_scores_a_quarter_on_sets_of_four() -> None:
-    cultures = ("CN", "EG", "JP", "TH")
-    items = [
-        an_item(i, f"g{group}", culture, i, responses=tuple(f"{group}{c}" * (1 + len(c) * group % 3) for c in "wxyz"))
-        for group in range(7)
-        for i, culture in enumerate(cultures)
-    ]
-    blind = []
-    for item in items:
-        presented = shuffle_responses(item)
-        favourite = presented.responses.index(min(item.responses, key=lambda text: text[::-1]))
-        judgement = parse(write(RUBRIC, "A: no. B: no. C: no. D: no.", favourite), 4)
-        blind.append(ScoredItem(item=item, presented=presented, judgement=judgement))
-    found = summary(blind)
-    assert (found["flips"]["n"], found["flips"]["sets"], found["flips"]["all_right"]) == (28, 7, 0)
-    assert found["flips"]["accuracy"] == found["accuracy"] == 0.25
-    beside = found["flips"]["baselines"]
-    assert {name: beside[name]["accuracy"] for name in beside} == dict.fromkeys(beside, 0.25)
-
-
 def test_every_accuracy_and_baseline_has_n_and_an_interval() -> None:
     baselines = FOUND["baselines"]
-    assert set(baselines) == {"chance", "longest", "shortest", "label_match", "majority_answer", "tfidf"}
     assert {measured["n"] for measured in baselines.values()} == {8}
-    assert baselines["chance"]["accuracy"] == 1 / 2
     # "coffee!" is longer than "tea" and right four times; of the Thai responses the longer one is wrong.
     assert baselines["longest"]["accuracy"] == 4 / 8
     assert baselines["shortest"]["accuracy"] == 4 / 8
@@ -261,7 +227,6 @@ def test_every_accuracy_and_baseline_has_n_and_an_interval() -> None:
     assert len(cells) > 100
     for cell in cells:
         low, high = cell["ci95"]
-        assert isinstance(cell["n"], int)
         assert cell["n"] > 0
         assert 0 <= low <= cell["accuracy"] <= high <= 1
         assert cell["ci_method"] in {"wilson", "cluster_wilson", "cluster_bootstrap"}
@@ -274,33 +239,11 @@ def test_summary_is_bitwise_independent_of_item_order() -> None:
         texts = tuple(f"{'x' * (i % 3)}answer {i}.{j}" for j in range(3 + i % 3))
         item = an_item(i, f"g{i // 4}", "TH", i % 3, responses=texts)
         scores = tuple(float((i + j) % 2) for j in range(len(texts)))
-        judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(), completion="")
-        made.append(ScoredItem(item=item, presented=item, judgement=judgement, scores=scores))
+        made.append(tied(item, scores))
     there = summary(made)
     for seed in range(3):
         random.Random(seed).shuffle(made)
         assert summary(made) == there
-
-
-def test_only_parse_failures_give_zero_and_no_predictions_an_error(tmp_path: Path) -> None:
-    failed = tuple(predict(p.item, None) for p in PREDICTIONS)
-    found = save(failed, tmp_path / "step-50.json", **ABOUT)
-    assert (found["accuracy"], found["parse_failure"]) == (0.0, 1.0)
-    assert parquet.read_table(tmp_path / "step-50.parquet").column("verdict").null_count == 8
-    with pytest.raises(ValueError, match="no items"):
-        summary(())
-
-
-def test_metrics_are_finite_numbers_named_for_a_tracker() -> None:
-    followed = metrics("mine", FOUND)
-    assert followed["eval/mine/accuracy"] == 5 / 8
-    assert followed["eval/mine/macro"] == pytest.approx(1 / 2)
-    assert followed["eval/mine/parse_failure"] == 1 / 8
-    assert followed["eval/mine/flips"] == pytest.approx(4 / 6)
-    assert followed["eval/mine/culture/TH"] == 1.0
-    assert followed["eval/mine/domain/safety"] == 1 / 2
-    assert followed["eval/mine/ci95_low"] <= followed["eval/mine/accuracy"] <= followed["eval/mine/ci95_high"]
-    assert all(math.isfinite(value) for value in followed.values())
 
 
 def test_save_round_trips_and_keeps_the_old_file_on_a_failure(tmp_path: Path) -> None:
@@ -313,13 +256,3 @@ def test_save_round_trips_and_keeps_the_old_file_on_a_failure(tmp_path: Path) ->
     assert sorted(file.name for file in path.parent.iterdir()) == ["step-50.json", "step-50.parquet"]
     rows = parquet.read_table(path.with_suffix(".parquet")).to_pylist()
     assert rows == sorted((row_of(prediction) for prediction in PREDICTIONS), key=lambda row: row["id"])
-    by_id = {row["id"]: row for row in rows}
-    failed, thai = by_id["g3/JP/5"], by_id["g4/TH/6"]
-    assert (failed["completion"], failed["verdict"], failed["correct"]) == (UNPARSED, None, False)
-    assert set(thai["responses"]) == {"ชาในไทย", "กาแฟเย็น"}
-    path = path.parent / "other.json"
-    write_text(path, "whole")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(path, "half an emoji \ud83d")
-    assert path.read_text() == "whole"
-    assert sorted(file.name for file in path.parent.iterdir()) == ["other.json", "step-50.json", "step-50.parquet"]

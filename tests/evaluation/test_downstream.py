@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from conftest import Tal
 from evaluation.judged import flip_items, judge_all, measure
-from evaluation.published import published_items
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -32,6 +31,7 @@ from think_as_locals.evaluation.downstream import (
     validity,
     write_selections,
 )
+from think_as_locals.evaluation.probes import Scorer
 from think_as_locals.reward_models.training_items import training_hashes
 from think_as_locals.types import DataError, Item
 
@@ -49,15 +49,9 @@ def constant(items: Sequence[Item]) -> list[tuple[float, ...]]:
     return [tuple(1.0 for _ in item.responses) for item in items]
 
 
-class RecordingScorer:
-    """A scorer that remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[Item]] = []
-
-    def __call__(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
-        self.calls.append(list(items))
-        return by_length(items)
+def recorded(calls: list[list[Item]]) -> Scorer:
+    """By length; the items of each call are kept."""
+    return lambda items: calls.append(list(items)) or by_length(items)  # type: ignore[func-returns-value]
 
 
 texts = st.lists(st.integers(1, 60).map(lambda n: "x" * n), min_size=1, max_size=40)
@@ -86,25 +80,25 @@ def test_selection_does_not_depend_on_order_of_candidates_and_rows(
     ("group_size", "sizes"), [(8, [[8] * 6, [2] * 3]), (2, [[2] * 24, [2] * 12, [2] * 6, [2] * 3])]
 )
 def test_tournament_asks_in_rounds_of_the_group_size(group_size: int, sizes: list[list[int]]) -> None:
-    scorer = RecordingScorer()
+    calls: list[list[Item]] = []
     rows = [a_row(["x" * (i + 1) for i in range(16)], number) for number in range(3)]
-    assert tournament(rows, scorer, group_size, 0) == ([15, 15, 15], 0)
-    assert [[len(item.responses) for item in call] for call in scorer.calls] == sizes
+    assert tournament(rows, recorded(calls), group_size, 0) == ([15, 15, 15], 0)
+    assert [[len(item.responses) for item in call] for call in calls] == sizes
 
 
 @pytest.mark.parametrize(("number", "sizes"), [(1, []), (2, [2]), (8, [8]), (9, [5, 4]), (16, [8, 8]), (17, [6, 6, 5])])
 def test_tournament_asks_first_in_even_parts(number: int, sizes: list[int]) -> None:
-    scorer = RecordingScorer()
-    tournament([a_row(["x" * (i + 1) for i in range(number)])], scorer, 8, 0)
-    asked = [sorted((len(item.responses) for item in call), reverse=True) for call in scorer.calls]
+    calls: list[list[Item]] = []
+    tournament([a_row(["x" * (i + 1) for i in range(number)])], recorded(calls), 8, 0)
+    asked = [sorted((len(item.responses) for item in call), reverse=True) for call in calls]
     assert asked == ([sizes] if sizes else []) + ([[len(sizes)]] if len(sizes) > 1 else [])
 
 
 def test_tournament_deduplicates_candidates_and_skips_single_ones() -> None:
-    scorer = RecordingScorer()
+    calls: list[list[Item]] = []
     rows = [a_row(["a", "bb", "a", "bb"], 5, prompt="What?", culture=None), a_row(["a", "a"], 1)]
-    assert tournament(rows, scorer, 8, 0) == ([1, 0], 0)
-    ((item,),) = scorer.calls
+    assert tournament(rows, recorded(calls), 8, 0) == ([1, 0], 0)
+    ((item,),) = calls
     assert (item.prompt, item.culture, item.language, set(item.responses)) == ("What?", None, "th", {"a", "bb"})
     assert len(item.responses) == 2
 
@@ -133,11 +127,9 @@ def test_selection_quality_lies_between_random_and_oracle() -> None:
     found = selection_quality(rows, [3] * 5 + [2] * 5, 500, 0)
     assert (found["selected"]["mean"], found["random"]["mean"], found["oracle"]["mean"]) == (3.5, 2.0, 5.0)
     assert found["gain"]["mean"] == 1.5
-    assert found["headroom"] == 0.5
-    assert found["gain"]["n"] == 10
+    assert (found["headroom"], found["gain"]["n"]) == (0.5, 10)
     low, high = found["gain"]["ci95"]
     assert low < 1.5 < high
-    json.dumps(found, allow_nan=False)
     rows = [a_row("ab", i, prompt="?", qualities=(0.0, 1.0)) for i in range(10)]
     assert selection_quality(rows, [0, 1] * 5, 500, 0)["selected"]["ci_method"] == "t"
     rows = [a_row("ab", 0, qualities=(0.0, 1.0)), a_row("ab", 1)]
@@ -145,8 +137,7 @@ def test_selection_quality_lies_between_random_and_oracle() -> None:
         selection_quality(rows, [0, 0], 500, 0)
 
 
-@pytest.mark.parametrize("quality", [1.0, 0.7, 0.99])
-@pytest.mark.parametrize("number", [2, 3, 6, 10])
+@pytest.mark.parametrize(("quality", "number"), [(1.0, 2), (0.7, 3), (0.99, 10)])
 def test_headroom_is_none_if_all_qualities_are_equal(quality: float, number: int) -> None:
     row = a_row("abcdefghij"[:number], qualities=(quality,) * number)
     assert selection_quality([row], [0], 500, 0)["headroom"] is None
@@ -180,8 +171,6 @@ def test_validity_matches_anscombe_reference_values() -> None:
     assert (spearman["rho"], spearman["p"]) == pytest.approx((0.81818, 0.00208), abs=1e-5)
     assert line["slope"] == pytest.approx(20 * 0.50009, abs=1e-4)
     assert line["intercept"] == pytest.approx(3.00009, abs=1e-5)
-    z, reach = math.atanh(pearson["r"]), stats.norm.ppf(0.975) / math.sqrt(11 - 3)  # Fisher's interval
-    assert pearson["ci95"] == pytest.approx([math.tanh(z - reach), math.tanh(z + reach)])
     few = validity(ANSCOMBE[:9], samples=50, seed=0)
     assert few["warning"] == "n = 9: with so few reward models a correlation says little"
     assert validity(ANSCOMBE[:10], samples=50, seed=0)["warning"] is None
@@ -191,22 +180,17 @@ def test_validity_leaves_each_one_out_and_resamples_by_the_seed() -> None:
     found = validity(ANSCOMBE, samples=200, seed=0)
     low, high = found["spearman"]["ci95"]
     assert low < found["spearman"]["rho"] < high <= 1
-    assert found["leave_one_out"].keys() == {result.name for result in ANSCOMBE}
     r = stats.pearsonr(X[:4] + X[5:], Y[:4] + Y[5:]).statistic
     assert found["leave_one_out"]["rm 4"] == pytest.approx(r**2)
-    json.dumps(found, allow_nan=False)
     again, other = (validity(ANSCOMBE, samples=200, seed=s)["spearman"]["ci95"] for s in (0, 1))
     assert [low, high] == again != other
     assert again == pytest.approx(other, abs=0.1)
 
 
-@pytest.mark.parametrize("order", [range(3), range(5), range(7), range(7, 0, -1)])
-def test_spearman_p_of_a_perfect_ranking_is_exact(order: range) -> None:
-    found = validity([Result(f"rm {i}", i / 10, float(rank)) for i, rank in enumerate(order)], samples=50, seed=0)
-    assert found["spearman"]["p"] == pytest.approx(2 / math.factorial(len(order)))
-
-
 def test_spearman_p_of_few_results_is_a_permutation_test() -> None:
+    for ranks in (range(3), range(7, 0, -1)):
+        found = validity([Result(f"rm {i}", i / 10, float(rank)) for i, rank in enumerate(ranks)], samples=50, seed=0)
+        assert found["spearman"]["p"] == pytest.approx(2 / math.factorial(len(ranks)))
     rng = np.random.default_rng(5)
     for n in (4, 5, 6):
         x, y = rng.permutation(n), rng.permutation(n)
@@ -219,7 +203,6 @@ def test_leave_one_out_is_none_where_the_rest_has_no_correlation() -> None:
     found = validity(ANSCOMBE[:3], samples=50, seed=0)
     assert found["pearson"]["ci95"] == [-1.0, 1.0]
     assert set(found["leave_one_out"].values()) == {None}
-    json.dumps(found, allow_nan=False)
     results = [Result("a", 0.1, 1.0), Result("b", 0.2, 1.0), Result("c", 0.3, 1.0), Result("d", 0.4, 2.0)]
     loo = validity(results, samples=50, seed=0)["leave_one_out"]
     assert loo["d"] is None
@@ -284,16 +267,6 @@ def test_validity_command_prints_tables_json_and_warnings(tmp_path: Path, tal: T
     assert done.err == "tal: warning: n = 5: with so few reward models a correlation says little\n"
     done = tal("validity", str(rows), "--out", str(tmp_path), "--json")
     assert json.loads(done.out) == json.loads((tmp_path / "validity.json").read_text())
-    for number in range(4):
-        made = judge_all(lambda i, every=number + 2: i % every, published_items(missing=["Thai/safety"]))
-        measure(tmp_path, f"rm-{number}", made)
-        (tmp_path / "selections").mkdir(exist_ok=True)
-        (tmp_path / f"selections/rm-{number}.json").write_text(json.dumps({"selected": {"mean": number**2}}))
-    done = tal("validity", str(tmp_path), "--out", str(tmp_path))
-    warning = "macro over 39 of 40 cells; missing: Thai/safety"
-    found = json.loads((tmp_path / "validity.json").read_text())["warning"]
-    assert done.err == f"tal: warning: {found}\n"
-    assert found == f"n = 4: with so few reward models a correlation says little; {warning}"
 
 
 def test_plot_is_valid_svg_with_escaped_names() -> None:

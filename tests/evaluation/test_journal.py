@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import random
@@ -9,12 +10,12 @@ import resource
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from evaluation.answering import ITEMS, Hashing, main
-from items import make_item
+from items import make_item, row_of
 
 from think_as_locals.evaluation.journal import (
     AnswerCollector,
@@ -24,18 +25,69 @@ from think_as_locals.evaluation.journal import (
     content_key,
     query_with_journal,
 )
-from think_as_locals.reward_models.reward_model import Answered, Request, ScoredItem
-from think_as_locals.types import ConfigError, DataError
+from think_as_locals.reward_models.reward_model import Answer, Answered, Request, ScoredItem, favourite
+from think_as_locals.types import ConfigError, DataError, Item, Judgement
+
+ITEMS = [
+    make_item(id=f"item-{i:03}", prompt=f"{i}?", responses=tuple(f"answer {i}.{j}" for j in range(2 + i % 3)))
+    for i in range(60)
+]
+REQUESTS = sum(len(item.responses) for item in ITEMS)
+
+
+@dataclass
+class Hashing:
+    """Scores each response by a hash, slowly and out of order; notes how often it is asked and in what company."""
+
+    chunk_size: int | None = 16
+    pause: float = 0.0
+    name: str = "hashing"
+
+    def __post_init__(self) -> None:
+        self.asked: list[Request] = []
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def sort_key(self, request: Request) -> str:
+        return request.item.id
+
+    def requests(self, item: Item) -> list[Request]:
+        return [Request(item, (i,)) for i in range(len(item.responses))]
+
+    def query(self, requests: Sequence[Request]) -> Answered:
+        company = "" if self.chunk_size is None else "".join(r.responses[0] for r in requests)
+        for place in range(len(requests))[::-1]:
+            time.sleep(self.pause)
+            self.asked.append(requests[place])
+            text = f"{company}|{requests[place].item.prompt}|{requests[place].responses[0]}"
+            yield place, {"score": int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 7}
+
+    score_requests = requests
+
+    def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
+        return tuple(answer["score"] for answer in answers)
+
+    def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
+        scores = self.scores(item, answers)
+        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion="")
+        return [ScoredItem(item=item, presented=item, judgement=judgement, scores=scores)]
+
+
+def main(folder: Path, chunk_size: int | None, pause: float) -> None:
+    """Measure, and write what came of it."""
+    rm = Hashing(chunk_size, pause)
+    with Journal(folder / "answers.jsonl", rm.identity) as journal:
+        predictions = AnswerCollector(rm, journal, silent).predictions(ITEMS)
+    (folder / "result.json").write_text(json.dumps([row_of(prediction) for prediction in predictions]))
 
 
 def silent(more: int, total: int) -> None:
     """No progress bar."""
 
 
-REQUESTS = sum(len(item.responses) for item in ITEMS)
-
-
-def measured(rm: Hashing, path: Path, items: list = ITEMS) -> list[ScoredItem]:  # type: ignore[type-arg]
+def measured(rm: Hashing, path: Path, items: Sequence[Item] = ITEMS) -> list[ScoredItem]:
     with Journal(path, rm.identity) as journal:
         return list(AnswerCollector(rm, journal, silent).predictions(items))
 
@@ -44,6 +96,8 @@ def measured(rm: Hashing, path: Path, items: list = ITEMS) -> list[ScoredItem]: 
 def test_every_request_is_asked_once_and_predictions_keep_item_order(tmp_path: Path, chunk_size: int | None) -> None:
     rm = Hashing(chunk_size)
     predictions = measured(rm, tmp_path / "answers.jsonl")
+    with Journal(tmp_path / "answers.jsonl", rm.identity) as journal:
+        assert AnswerCollector(rm, journal, silent).scores(ITEMS) == [p.scores for p in predictions]
     assert [p.item for p in predictions] == ITEMS
     assert len(rm.asked) == len({by_request(r) for r in rm.asked}) == REQUESTS
 
@@ -72,15 +126,6 @@ def test_progress_counts_every_request_once_including_journaled_ones(tmp_path: P
         total = sum(len(item.responses) for item in items)
         assert sum(more for more, _ in counted) == total
         assert {of for _, of in counted} == {total}
-
-
-def test_scores_keep_the_order_of_the_item_responses(tmp_path: Path) -> None:
-    rm = Hashing(None)
-    with Journal(tmp_path / "answers.jsonl", rm.identity) as journal:
-        scores = AnswerCollector(rm, journal, silent).scores(ITEMS)
-        predicted = list(AnswerCollector(rm, journal, silent).predictions(ITEMS))
-    assert scores == [prediction.scores for prediction in predicted]
-    assert len(rm.asked) == REQUESTS  # the same requests: what one asked, the other found
 
 
 def test_reward_model_that_skips_a_request_raises(tmp_path: Path) -> None:

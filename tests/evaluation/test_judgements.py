@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
+from evaluation.judged import judgement
 from items import make_item
 
 from think_as_locals.evaluation import judgements as orders
 from think_as_locals.evaluation.judgements import Judgements, annotate, read_judgements, tabulate
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.types import DataError, Item, Judgement
+from think_as_locals.types import DataError, Item
 
 
 def slot_bias(predictions: Sequence[ScoredItem]) -> dict[str, Any]:
@@ -32,8 +32,7 @@ def an_item(number: int, size: int = 2) -> Item:
 
 
 def judged(item: Item, order: tuple[int, ...], verdict: int | None) -> ScoredItem:
-    judgement = Judgement(verdict=verdict, rubric=None, analysis=None, issues=(), completion="")
-    return ScoredItem(item=item, presented=reorder_responses(item, order), judgement=judgement)
+    return ScoredItem(item=item, presented=reorder_responses(item, order), judgement=judgement(verdict))
 
 
 def test_slot_bias_is_all_of_a_judge_that_always_chooses_a_and_none_of_one_that_is_right() -> None:
@@ -49,16 +48,11 @@ def test_slot_bias_is_all_of_a_judge_that_always_chooses_a_and_none_of_one_that_
 
 
 def test_slot_bias_counts_only_offered_slots_with_a_verdict() -> None:
-    predictions = [
-        judged(an_item(1), (0, 1), 0),
-        judged(an_item(2, size=4), (0, 1, 2, 3), 3),
-        judged(an_item(3), (0, 1), None),
-    ]
-    found = slot_bias(predictions)
+    one, cut = judged(an_item(1), (0, 1), 0), judged(an_item(3), (0, 1), None)
+    found = slot_bias([one, judged(an_item(2, size=4), (0, 1, 2, 3), 3), cut])
     assert {label: slot["n"] for label, slot in found.items()} == {"A": 2, "B": 2, "C": 1, "D": 1}
     assert found["D"]["chosen"] == 1.0
-    assert slot_bias([judged(an_item(1), (0, 1), None)]) == {}
-    assert slot_bias([replace(judged(an_item(1), (0, 1), 0), scores=(2.0, 1.0))]) == {}
+    assert slot_bias([cut]) == slot_bias([replace(one, scores=(2.0, 1.0))]) == {}
 
 
 def test_order_consistency_means_the_same_response_in_every_order() -> None:
@@ -81,15 +75,6 @@ def test_order_consistency_means_the_same_response_in_every_order() -> None:
     assert order_consistency([judged(an_item(1), (0, 1), 0)] * 2) == {"n": 0}
 
 
-def test_judgements_are_sorted_independently_of_input_order() -> None:
-    predictions = [judged(an_item(i), order, i % 2) for i in (3, 1, 2) for order in ((0, 1), (1, 0))]
-    there, back = (Judgements.of(tabulate(made)) for made in (predictions, predictions[::-1]))
-    assert [item.id for item in there.items] == [item.id for item in back.items] == ["1", "2", "3"]
-    assert there.rows["item"].tolist() == [0, 0, 1, 1, 2, 2]
-    pandas.testing.assert_frame_equal(there.rows, back.rows)
-    assert there.by_item("credit").tolist() == [0.5, 0.5, 0.5]
-
-
 def test_equal_items_share_memory_whatever_the_order_of_their_responses() -> None:
     table = tabulate([judged(an_item(i), (0, 1), 1) for i in range(3)])
     known = {item.id: item for item in (an_item(0), replace(an_item(2), prompt="Another?"))}
@@ -107,22 +92,22 @@ def predictions_of_all_kinds() -> list[ScoredItem]:
         replace(judged(an_item(2, size=4), (3, 0, 2, 1), None), scores=(0.5, 1.0, 1.0, 1.0)),  # a tie
         replace(judged(an_item(3), (0, 1), 1), scores=(0.5, 2.0)),
         replace(right, item=an_item(4), presented=an_item(4), parse_failure_credit=0.5),
-        failed(an_item(5), "verdict_once", parse_failure_credit=0.5),
+        replace(failed(an_item(5), "verdict_once"), parse_failure_credit=0.5),
         failed(an_item(6), "too_long"),
+        failed(an_item(7), "refused"),
     ]
 
 
-def failed(item: Item, issue: str, **changes: Any) -> ScoredItem:
-    without = judged(item, (1, 0), None)
-    return replace(without, judgement=replace(without.judgement, issues=(issue,)), **changes)
+def failed(item: Item, issue: str) -> ScoredItem:
+    return replace(judged(item, (1, 0), None), judgement=judgement(None, issue))
 
 
 def test_annotated_table_says_what_became_of_each_judgement(tmp_path: Path) -> None:
     table = tabulate(predictions_of_all_kinds())
     found = annotate(table)
-    outcomes = ("right", "tie", "wrong", "wrong", "parse failure", "too long")
-    assert dict(zip(found["id"], found["outcome"], strict=True)) == dict(zip("123456", outcomes, strict=True))
-    assert found["parse_failure"].sum() == found["too_long"].sum() == 1
+    outcomes = ("right", "tie", "wrong", "wrong", "parse failure", "too long", "too long")
+    assert dict(zip(found["id"], found["outcome"], strict=True)) == dict(zip("1234567", outcomes, strict=True))
+    assert (found["parse_failure"].sum(), found["too_long"].sum()) == (1, 2)
     assert found["has_scores"].sum() == 2
     assert set(found["outcome"]) == {*orders.OUTCOMES}
     for row in found.itertuples():
@@ -140,7 +125,7 @@ def test_judgements_survive_a_round_trip_through_a_table(tmp_path: Path) -> None
 
 
 def test_unusable_table_is_a_data_error(tmp_path: Path) -> None:
-    table, path = tabulate([judged(an_item(i), (0, 1), 0) for i in range(4)]), tmp_path / "table.parquet"
+    table, path = tabulate([judged(an_item(1), (0, 1), 0)]), tmp_path / "table.parquet"
     for content in (table.drop(columns="issues"), table[:0]):
         content.to_parquet(path, index=False)
         with pytest.raises(DataError, match=r"table\.parquet: (a table of judgements lacks issues|no judgements)"):

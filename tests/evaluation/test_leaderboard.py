@@ -21,7 +21,6 @@ from think_as_locals.evaluation.compare import compare, read
 from think_as_locals.evaluation.judgements import annotate, read_judgements
 from think_as_locals.evaluation.leaderboard import LONGEST_TEXT, browsable, read_entries, write_leaderboard
 from think_as_locals.evaluation.statistics import holm
-from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import training_hashes
 from think_as_locals.types import DataError, Item
@@ -60,13 +59,11 @@ def out(measured: Path) -> Path:
 
 
 def board_of(folder: Path, number: int = 0) -> dict[str, Any]:
-    board: dict[str, Any] = json.loads((folder / "leaderboard.json").read_text(encoding="utf-8"))["boards"][number]
-    return board
+    return dict(json.loads((folder / "leaderboard.json").read_text(encoding="utf-8"))["boards"][number])
 
 
 def model_of(board: dict[str, Any], name: str) -> dict[str, Any]:
-    model: dict[str, Any] = next(model for model in board["models"] if model["name"] == name)
-    return model
+    return dict(next(model for model in board["models"] if model["name"] == name))
 
 
 # --- numbers ---
@@ -83,11 +80,9 @@ def test_figures_and_baselines_match_the_carb_file(measured: Path, out: Path) ->
         assert model["parse_failure"]["share"] == summary["parse_failure"]
     worse = model_of(board, "worse")
     assert (worse["protocol"], worse["ties"]["n"]) == ("pairwise", 134)
-    assert worse["ties"]["share"] == pytest.approx(34 / 134)
-    assert worse["parse_failure"]["share"] == pytest.approx(34 / 134)
+    assert worse["ties"]["share"] == worse["parse_failure"]["share"] == pytest.approx(34 / 134)
     low, high = worse["ties"]["ci95"]
     assert 0 < low < 34 / 134 < high < 1
-    assert model_of(board, "constant")["macro"]["accuracy"] == 0.5
     for name, on in board["baselines"].items():
         assert on["micro"]["accuracy"] == pytest.approx(summary["baselines"][name]["accuracy"])
         assert on["flips"]["accuracy"] == pytest.approx(summary["flips"]["baselines"][name]["accuracy"])
@@ -101,12 +96,8 @@ def test_model_trained_on_measured_items_is_marked_everywhere(evaluation: Path, 
     measure(evaluation, "good", predictions(lambda i: i % 10 > 0), training=hashes)
     folder = write_leaderboard([evaluation], tmp_path).parent
     board = board_of(folder)
-    assert {model["name"]: model["trained_on"] for model in board["models"]} == {
-        "good": {"items": 30, "n": 134},
-        "also-good": None,
-        "worse": {"items": 0, "n": 134},
-        "constant": None,
-    }
+    trained_on = {"good": {"items": 30, "n": 134}, "worse": {"items": 0, "n": 134}}
+    assert {model["name"]: model["trained_on"] for model in board["models"] if model["trained_on"]} == trained_on
     for file in ("leaderboard.md", "leaderboard.html"):
         text = (folder / file).read_text(encoding="utf-8")
         assert "good †" in text
@@ -125,8 +116,7 @@ def test_paired_differences_equal_those_of_compare_and_of_macro_accuracies(measu
         raw.append(whole["p"])
         better, worse = (model_of(board, pair[place])["macro"]["accuracy"] for place in ("better", "worse"))
         macro = pair["macro"]["difference"]
-        assert (macro["a"], macro["b"]) == pytest.approx((worse, better))
-        assert macro["difference"] == pytest.approx(better - worse)
+        assert (macro["a"], macro["b"], macro["difference"]) == pytest.approx((worse, better, better - worse))
         assert better >= worse
         assert macro["ci95"][0] <= macro["difference"] <= macro["ci95"][1]
     assert [pair["items"]["p_holm"] for pair in board["pairs"]] == pytest.approx(holm(raw))
@@ -139,12 +129,9 @@ def test_models_without_a_significant_difference_share_ranks(out: Path) -> None:
     models = board_of(out)["models"]
     accuracies = [model["macro"]["accuracy"] for model in models]
     assert accuracies == sorted(accuracies, reverse=True)
-    assert {m["name"]: (m["ranks"], m["may_be_first"]) for m in models} == {
-        "good": ([1, 2], True),
-        "also-good": ([1, 2], True),
-        "constant": ([3, 3], False),
-        "worse": ([4, 4], False),
-    }
+    ranks = {"good": ([1, 2], True), "also-good": ([1, 2], True)}
+    ranks |= {"constant": ([3, 3], False), "worse": ([4, 4], False)}
+    assert {m["name"]: (m["ranks"], m["may_be_first"]) for m in models} == ranks
 
 
 def test_leaderboard_command_prints_a_table_or_json(measured: Path, tmp_path: Path, tal: Tal) -> None:
@@ -152,17 +139,9 @@ def test_leaderboard_command_prints_a_table_or_json(measured: Path, tmp_path: Pa
     assert done.out.strip().startswith("cards, split group: 134 items")
     rows = [line.split("│") for line in done.out.splitlines() if "good ●" in line]
     assert [row[1].strip() for row in rows] == ["1–2", "1–2"]
-    assert "90.2" in " ".join(rows[0])
     assert done.out.endswith(f"\n{tmp_path}/leaderboard.html\n")
     done = tal("leaderboard", str(measured), "--out", str(tmp_path), "--json")
     assert json.loads(done.out) == json.loads((tmp_path / "leaderboard.json").read_text())
-
-
-def test_single_model_ranks_first(tmp_path: Path) -> None:
-    measure(tmp_path / "run", "only", predictions(lambda i: i % 2))
-    write_leaderboard([tmp_path / "run"], tmp_path / "out")
-    board = board_of(tmp_path / "out")
-    assert (board["models"][0]["ranks"], board["pairs"]) == ([1, 1], [])
 
 
 # --- what is read ---
@@ -184,35 +163,21 @@ def test_reward_models_named_like_steps_are_all_listed(tmp_path: Path) -> None:
         read(tmp_path / "checkpoints", {})
 
 
-def test_entries_share_item_objects(evaluation: Path) -> None:
-    first, *others = read_entries([evaluation])
-    assert others
-    assert all(a is b for other in others for a, b in zip(first.items, other.items, strict=True))
-
-
 def test_equal_model_names_are_disambiguated_by_run(tmp_path: Path) -> None:
     for run in ("x/run", "y/run", "z"):
         measure(tmp_path / run, "rm", predictions(lambda i: i % 2), model="RM")
     measure(tmp_path / "z", "other", predictions(lambda i: i % 2))
-    names = {entry.name for entry in read_entries([tmp_path / "x/run", tmp_path / "z"])}
-    assert names == {"RM (run/rm)", "RM (z/rm)", "other"}
+    found = read_entries([tmp_path / "x/run", tmp_path / "x/run/../run", tmp_path / "z"])  # a run counts once
+    assert sorted(entry.name for entry in found) == ["RM (run/rm)", "RM (z/rm)", "other"]
     assert len({entry.name for entry in read_entries([tmp_path / run for run in ("x/run", "y/run", "z")])}) == 4
 
 
 def test_read_errors_name_the_file(evaluation: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nothing: no carb/NAME\.json"):
         read_entries([tmp_path / "nothing"])
-    assert len(read_entries([evaluation, evaluation / "../evaluation"])) == len(read_entries([evaluation]))
-    (evaluation / "carb/good.parquet").write_bytes((evaluation / "carb/worse.parquet").read_bytes())
     measure(evaluation, "short", predictions(lambda _: 1)[:9])
     shutil.copy(evaluation / "carb/short.parquet", evaluation / "carb/good.parquet")
     with pytest.raises(DataError, match=r"good\.parquet: 9 items, but good\.json is over 134"):
-        read_entries([evaluation])
-    (evaluation / "carb/good.parquet").unlink()
-    with pytest.raises(DataError, match=r"good\.parquet: not a table"):
-        read_entries([evaluation])
-    (evaluation / "carb/good.json").write_text("{}")
-    with pytest.raises(DataError, match=r"good\.json: not a CARB file: it lacks dataset"):
         read_entries([evaluation])
 
 
@@ -272,41 +237,21 @@ def test_cells_of_every_map_have_ids_of_their_own(out: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_slot_bias_has_intervals(tmp_path: Path) -> None:
-    both = [judged(item, i % 3 > 0) for i, item in enumerate(items())]
-    turned = [replace(p, presented=shuffle_responses(p.item, reverse=True)) for p in both]
-    measure(tmp_path / "run", "judge", [*both, *turned])
-    measure(tmp_path / "run", "scores", [replace(p, scores=(1.0, 0.0)) for p in both])
-    constant = [replace(p, judgement=replace(p.judgement, verdict=0)) for p in (*both, *turned)]
-    measure(tmp_path / "run", "always A", constant)
-    page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
-    found = model_of(board_of(tmp_path / "out"), "judge")
-    bias = found["slot_bias"]["A"]
-    assert found["slot_bias"]["B"]["bias"] == pytest.approx(-bias["bias"])
-    low, high = bias["ci95"]
-    assert f"A {100 * bias['bias']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]" in page.row("judge A ")
-    assert not any(row.startswith("scores A ") for row in page.rows)
-    for text in (page.source, (tmp_path / "out" / "leaderboard.md").read_text(encoding="utf-8")):
-        assert "always A: 100% of its verdicts are A, whatever the responses are" in text
-
-
 # --- the browser's data ---
 
 
 def embedded(page: Page) -> dict[str, Any]:
     (text,) = re.findall(r'<script type="application/json" id="judgements-data">(.*?)</script>', page.source, re.DOTALL)
-    data: dict[str, Any] = json.loads(text)
-    return data
+    return dict(json.loads(text))
 
 
 def test_every_judgement_is_embedded_in_the_page(evil: Path, tmp_path: Path) -> None:
     data = embedded(Page(write_leaderboard([evil], tmp_path / "out")))
     entries = read_entries([evil])
     tables = {e.name: annotate(read_judgements(e.path.with_suffix(".parquet"))).set_index("id") for e in entries}
-    made = data["judgements"]
     found = set()
     for number in range(data["total"]):
-        at = {name: column[number] for name, column in made.items()}
+        at = {name: column[number] for name, column in data["judgements"].items()}
         item = {name: column[at["item"]] for name, column in data["items"].items()}
         name = data["models"][at["model"]]
         row = tables[name].loc[item["id"]]
@@ -320,15 +265,6 @@ def test_every_judgement_is_embedded_in_the_page(evil: Path, tmp_path: Path) -> 
     assert data["cultures"]["TH"] == "Thailand"
 
 
-def test_refused_item_is_on_the_page_as_one_that_is_too_long(tmp_path: Path) -> None:
-    first, *others = predictions(lambda i: i % 3)
-    issues = replace(first.judgement, verdict=None, rubric=None, issues=("refused",))
-    measure(tmp_path, "judge", [replace(first, judgement=issues), *others])
-    made = (data := embedded(Page(write_leaderboard([tmp_path], tmp_path / "out"))))["judgements"]
-    refused = made["issues"].index(["refused"])
-    assert data["outcomes"][made["outcome"][refused]] == "too long"
-
-
 def test_page_over_the_size_limit_samples_complete_items(
     evaluation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,8 +275,6 @@ def test_page_over_the_size_limit_samples_complete_items(
     assert 5 < kept < 134
     assert len(data["judgements"]["model"]) == 4 * kept
     assert f"{4 * kept} of 536 judgements, of {kept} of 134 items, to limit the size of the page" in page.text
-    fewer = browsable(read_entries([evaluation]), 20_000)["items"]["id"]
-    assert fewer == data["items"]["id"][: len(fewer)]
 
 
 def test_very_long_text_is_shortened_to_keep_other_items(tmp_path: Path) -> None:
@@ -354,9 +288,22 @@ def test_very_long_text_is_shortened_to_keep_other_items(tmp_path: Path) -> None
 # --- markdown ---
 
 
-def test_markdown_has_a_row_per_model_baseline_and_pair(out: Path) -> None:
-    rows = [line for line in (out / "leaderboard.md").read_text().splitlines() if line.startswith("|")]
-    assert len(rows) == (2 + 4 + 6) + (2 + 6) + (2 + 3)  # slots: not of the constant
+def test_slots_and_constant_verdicts_are_shown_and_markdown_has_a_row_for_each_figure(out: Path) -> None:
+    page, markdown = Page(out / "leaderboard.html"), (out / "leaderboard.md").read_text(encoding="utf-8")
+    bias = model_of(board_of(out), "good")["slot_bias"]["A"]
+    low, high = bias["ci95"]
+    assert f"A {100 * bias['bias']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]" in page.row("good A ")
+    assert not any(row.startswith("constant A ") for row in page.rows)  # of scores
+    rows = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert len(rows) == (2 + 4 + 6) + (2 + 6) + (2 + 3)
+
+
+def test_verdict_that_never_changes_is_a_warning(tmp_path: Path) -> None:
+    made = [replace(p, judgement=replace(p.judgement, verdict=0)) for p in predictions(lambda _: 1)]
+    measure(tmp_path, "always A", made)
+    page = Page(write_leaderboard([tmp_path], tmp_path / "out"))
+    for text in (page.source, (tmp_path / "out" / "leaderboard.md").read_text(encoding="utf-8")):
+        assert "always A: 100% of its verdicts are A, whatever the responses are" in text
 
 
 def test_markdown_cells_escape_untrusted_text(evil: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from think_as_locals.types import DataError
 NASTY = st.text() | st.sampled_from(["</script>", "<!--<script>", "]]>", "&lt;", "\u2028", "{{ 1 }}"])
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.recursive(NASTY | st.integers() | st.none(), lambda inner: st.lists(inner, max_size=3)))
 def test_embedded_json_round_trips_without_html_characters(value: object) -> None:
     text = str(templates().filters["embedded"](value))
@@ -32,19 +32,13 @@ def test_embedded_json_round_trips_without_html_characters(value: object) -> Non
     assert not set(text) & set("<>&")
 
 
-def test_embedded_rejects_nan() -> None:
-    with pytest.raises(ValueError, match="JSON compliant"):
-        templates().filters["embedded"]({"score": float("nan")})
-
-
-def test_templates_escape_text_and_reject_undefined_names() -> None:
+def test_templates_escape_text_and_reject_undefined_names_and_nan() -> None:
     page = templates().from_string("{{ text }} {{ 'th'|language }} {{ 'xx-unknown'|language }} {{ 'TH'|culture }}")
     assert page.render(text="<b>") == "&lt;b&gt; Thai xx-unknown Thailand"
     with pytest.raises(Exception, match="'text' is undefined"):
         page.render()
-
-
-def test_shade_is_neutral_at_chance() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        templates().filters["embedded"]({"score": float("nan")})
     assert [shade(value, 0.25) for value in (0, 0.25, 0.625, 1)] == [-100, 0, 50, 100]
 
 
@@ -81,9 +75,6 @@ def test_page_escapes_text_and_loads_nothing_external(page: Path) -> None:
     assert not any("//" in (value or "") for _, attrs in found.tags for name, value in attrs.items() if "href" in name)
     assert "alert(1)" in found.text
 
-
-def test_content_security_policy_allows_only_the_one_script(page: Path) -> None:
-    found = Page(page)
     (script,) = re.findall(r"<script>(.*?)</script>", found.source, re.DOTALL)
     policy = found.all("meta")[1]["content"] or ""
     assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy

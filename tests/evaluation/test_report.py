@@ -37,12 +37,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     measure(folder, 10, judge_all(lambda i: i % 2 == 0, ITEMS))
     made = judge_all(lambda i: None if i % 12 == 11 else i % 6 > 1, ITEMS)
     measure(folder, 20, made, dataset="culture_cards")
-    lines = [{"stage": "sft", "step": s, "loss": 1.0} for s in range(3)]
     degenerate = {"degenerate_reward_share": 0.25}
-    lines += [
-        {"stage": "grpo", "step": s, "reward": s / 20 - 0.5, "rewards/mine/mean": s / 40, **degenerate}
-        for s in range(1, 21)
-    ]
+    lines: list[dict[str, Any]] = [{"stage": "sft", "step": 3, "loss": 1.0}]
+    for step in range(1, 21):
+        rewards = {"reward": step / 20 - 0.5, "rewards/mine/mean": step / 40}
+        lines.append({"stage": "grpo", "step": step, **rewards, **degenerate})
     log = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(log + '{"stage": "grpo", "st')
     (folder / "config.yaml").write_text("seed: 3\nnote: <b>bold</b>\n")
@@ -58,8 +57,7 @@ def run(original: Path, tmp_path: Path) -> Path:
 
 def test_headline_states_both_accuracies_with_n_and_interval(run: Path) -> None:
     page = Page(write_report(run))
-    before, last = (json.loads((run / "carb" / f"step-{s}.json").read_text()) for s in (0, 20))
-    for summary in (before, last):
+    for summary in (json.loads((run / "carb" / f"step-{s}.json").read_text()) for s in (0, 20)):
         low, high = (f"{100 * value:.1f}" for value in summary["ci95"])
         assert f"{100 * summary['accuracy']:.1f} % ({low}–{high}, n = 144)" in page.text
     assert "chance is 50.0 %" in page.text
@@ -118,12 +116,17 @@ def test_heat_map_has_a_cell_for_every_culture_and_domain(run: Path, tmp_path: P
     assert "–" in page.row("Thai ").split()
 
 
-def test_charts_show_every_curve(run: Path) -> None:
+def test_charts_show_every_curve_and_the_last_warning(run: Path) -> None:
     page = Page(write_report(run))
     for name in ("Training reward", "Share of the reward earned without judging", "Reward part: mine", "GRPO steps"):
         assert name in page.text
-    (run / "metrics.jsonl").write_text('{"stage": "grpo", "step": 1, "reward": 0.5}\n')
-    assert "Training reward" in Page(write_report(run)).text
+    lines = [json.dumps({"stage": "grpo", "step": step, "warning": f"<b>{step}</b> %"}) for step in (5, 10)]
+    lines += ['{"sta', '{"stage": "grpo", "step": 1, "reward": NaN}', '{"stage": "grpo", "step": 2, "reward": 0.5}']
+    (run / "metrics.jsonl").write_text("\n".join(lines))
+    page = Page(write_report(run))
+    assert "Training reward" in page.text
+    assert "Warning: <b>10</b> %" in page.text
+    assert "<b>5</b>" not in page.text
 
 
 def test_judgements_pair_before_and_after_with_an_outcome(run: Path) -> None:
@@ -140,12 +143,12 @@ def test_judgements_pair_before_and_after_with_an_outcome(run: Path) -> None:
     assert {attrs.get("data-filter") for attrs in page.all("select")} == {"outcome", "culture", "domain"}
 
 
-@pytest.mark.parametrize(
-    ("gone", "message"), [("metrics.jsonl", "No GRPO rewards"), ("carb/step-0.json", "No evaluation at step 0")]
-)
-def test_missing_file_is_reported(run: Path, gone: str, message: str) -> None:
-    (run / gone).unlink()
-    assert message in Page(write_report(run)).text
+def test_missing_files_are_reported(run: Path) -> None:
+    for gone in ("metrics.jsonl", "carb/step-0.json"):
+        (run / gone).unlink()
+    text = Page(write_report(run)).text
+    assert "No GRPO rewards" in text
+    assert "No evaluation at step 0" in text
 
 
 def test_report_of_one_measurement(tmp_path: Path) -> None:
@@ -157,43 +160,22 @@ def test_report_of_one_measurement(tmp_path: Path) -> None:
     assert [attrs["data-outcome"] for attrs in page.all("article")] == ["wrong", "wrong", "right"]
 
 
-def test_run_without_measurements_raises(tmp_path: Path) -> None:
+def test_missing_or_damaged_measurement_is_an_error(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"carb: no step-N\.json"):
-        write_report(tmp_path)
-
-
-def test_damaged_file_error_names_the_file(run: Path) -> None:
-    (run / "carb/step-10.json").write_text('{"step": 10}')
-    with pytest.raises(DataError, match=r"step-10\.json: not a CARB file: it lacks dataset"):
-        write_report(run)
-    (run / "carb/step-10.json").unlink()
+        write_report(tmp_path / "nowhere")
     (run / "carb/step-20.parquet").write_text("not parquet")
     with pytest.raises(DataError, match=r"step-20\.parquet: not a readable table"):
         write_report(run)
 
 
-def test_report_shows_the_last_training_warning(run: Path) -> None:
-    lines = [json.dumps({"stage": "grpo", "step": step, "warning": f"<b>{step}</b> %"}) for step in (5, 10)]
-    (run / "metrics.jsonl").write_text("\n".join(lines))
-    page = Page(write_report(run))
-    assert "Warning: <b>10</b> %" in page.text
-    assert "<b>5</b>" not in page.text
-
-
-@pytest.mark.parametrize("scratch", [True, False])
-def test_report_of_a_from_scratch_judge_shows_a_notice(run: Path, scratch: bool) -> None:
-    (run / "config.yaml").write_text(f"model: {{scratch: {'{hidden_size: 8}' if scratch else 'null'}}}")
-    page = Page(write_report(run))
-    assert (FROM_SCRATCH in page.text) == scratch
+def test_report_of_a_from_scratch_judge_shows_a_notice(run: Path) -> None:
+    for settings, shown in (("{hidden_size: 8}", True), ("null", False)):
+        (run / "config.yaml").write_text(f"model: {{scratch: {settings}}}")
+        page = Page(write_report(run))
+        assert (FROM_SCRATCH in page.text) == shown
     assert f"tal compare {run}/carb/step-0.parquet {run}/carb/step-20.parquet --by culture # what GRPO" in page.text
     assert f"tal serve {run}/model" in page.text
     assert "tal judge" not in page.text  # there are no examples
-
-
-def test_torn_line_of_metrics_is_skipped(run: Path) -> None:
-    log = run / "metrics.jsonl"
-    log.write_text('{"sta\n{"stage": "grpo", "step": 1, "reward": NaN}\n' + log.read_text())
-    assert "Training reward" in Page(write_report(run)).text
 
 
 def test_choose_balances_outcomes_and_cultures() -> None:
@@ -212,11 +194,9 @@ def test_choose_balances_outcomes_and_cultures() -> None:
 
 
 def test_tie_is_not_counted_as_a_parse_failure(tmp_path: Path) -> None:
-    some = ITEMS[:6]
-    scores = [(1.0, 1.0) if i < 2 else (2.0, 1.0) for i in range(6)]
-    measure(tmp_path, 4, [tied(item, worth) for item, worth in zip(some, scores, strict=True)])
+    measure(tmp_path, 4, [tied(item, (1.0, 1.0) if i < 2 else (2.0, 1.0)) for i, item in enumerate(ITEMS[:6])])
     page = Page(write_report(tmp_path))
-    right = sum(shuffle_responses(item).best == 0 for item in some[2:])
+    right = sum(shuffle_responses(item).best == 0 for item in ITEMS[2:6])
     assert f"tie 2, wrong {4 - right}, right {right}." in page.text
     assert "0.0 % have no verdict" in page.text
     assert page.text.count(": a tie") == 2
@@ -225,9 +205,8 @@ def test_tie_is_not_counted_as_a_parse_failure(tmp_path: Path) -> None:
 def test_before_after_outcome_is_tie_if_either_side_ties() -> None:
     item = ITEMS[0]
     right, wrong, failure, tie = (rows([judged(item, right)])[0] for right in (True, False, None, 0.5))
-    assert [BeforeAfter(None, each).outcome for each in (right, wrong, tie, failure)] == [
-        *("right", "wrong", "tie", "parse failure")
-    ]
+    alone = ["right", "wrong", "tie", "parse failure"]
+    assert [BeforeAfter(None, each).outcome for each in (right, wrong, tie, failure)] == alone
     assert {BeforeAfter(tie, other).outcome for other in (right, wrong, tie, failure)} == {"tie"}
     assert BeforeAfter(failure, right).outcome == "wrong → right"
     assert BeforeAfter(failure, wrong).outcome == "parse failure"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.judged import judgement, tied
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,11 +20,11 @@ from think_as_locals.config.checks import load_data_config
 from think_as_locals.data import read
 from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import rewardbench2
-from think_as_locals.evaluation.carb import save, summarise
-from think_as_locals.evaluation.judgements import Judgements, composite, merge_rows, tabulate
+from think_as_locals.evaluation.carb import save
+from think_as_locals.evaluation.judgements import composite, merge_rows, tabulate
 from think_as_locals.judging import shuffle_responses
-from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long, favourite
-from think_as_locals.types import Item, Judgement
+from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long
+from think_as_locals.types import Item
 
 Ratings = tuple[list[float], list[float]]
 """Of the right and of the wrong answers of a row."""
@@ -46,8 +47,7 @@ def scored_items(items: Iterable[Any], rows: dict[str, Ratings]) -> list[ScoredI
         presented, ratings = shuffle_responses(item, 0), rows[item.prompt.removeprefix("Name one of ")[:-1]]
         answers = [text.split() for text in presented.responses]
         scores = tuple(ratings[kind == "rejected"][int(number)] for kind, number in answers)
-        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion="")
-        found.append(ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores))
+        found.append(tied(item, scores))
     return found
 
 
@@ -66,19 +66,12 @@ def published(rows: dict[str, Ratings]) -> float:
         tied, ref = rows[f"tied:{prompt}"], rows[f"ref:{prompt}"]
         spread = max(tied[0]) - min(tied[0])
         margin, reference = (min(good) - max(bad) for good, bad in (tied, ref))
+        least = min(margin, reference)
         preferred.append(margin > spread)
-        hard.append(min(margin, reference) > spread)
-        size.append(
-            math.tanh(min(margin, reference) / spread - 1) if spread else math.copysign(1, min(margin, reference))
-        )
-    mean = statistics.fmean
-    return (
-        0.3 * mean(kinds["tied:"])
-        + 0.3 * mean(kinds["ref:"])
-        + 0.2 * mean(preferred)
-        + 0.2 * mean(hard)
-        + (0.01 * mean(size))
-    )
+        hard.append(least > spread)
+        size.append(math.tanh(least / spread - 1) if spread else math.copysign(1, least))
+    parts = (kinds["tied:"], kinds["ref:"], preferred, hard, size)
+    return sum(by * statistics.fmean(of) for by, of in zip((0.3, 0.3, 0.2, 0.2, 0.01), parts, strict=True))
 
 
 EXAMPLE: dict[str, Ratings] = {
@@ -89,35 +82,36 @@ EXAMPLE: dict[str, Ratings] = {
 }
 
 
-def test_example_has_the_published_score_and_counts_rows_once() -> None:
+ABOUT = {"dataset": "rewardbench2", "split": "all", "model": "m", "seed": 0, "step": 0, "bootstrap_samples": 100}
+
+
+def test_example_has_the_published_score_and_counts_rows_once(tmp_path: Path) -> None:
     scored = judged(EXAMPLE)
     assert len(scored) == 4 + 1 + 2 + 1
     assert composite(tabulate(scored)) == pytest.approx(published(EXAMPLE), abs=1e-12)
     assert composite(tabulate(scored)) == pytest.approx(0.65, abs=0.005)
-    about = {"dataset": "rewardbench2", "split": "all", "model": "m", "seed": 0, "step": 0, "bootstrap_samples": 100}
-    found = summarise(Judgements.of(tabulate(scored)), **about, queried=[each.item for each in scored])
+    about = {**ABOUT, "queried": [each.item for each in scored]}
+    found = save(scored, tmp_path / "m.json", **about, protocol="pointwise, greedy, one order, strict")
     assert (found["n"], found["accuracy"]) == (4, 3 / 4)
     assert found["too_long"] == {"exclude": [], "wrong": []}
+    assert found["rewardbench2_ties"] == composite(tabulate(scored))
+    for protocol in ("pairwise, greedy, one order, strict", "round_robin, greedy, 2 orders, strict"):
+        assert "rewardbench2_ties" not in save(scored, tmp_path / "m.json", **about, protocol=protocol)
 
 
-@pytest.mark.parametrize("protocol", ["pairwise, greedy, one order, strict", "round_robin, greedy, 2 orders, strict"])
-def test_comparisons_have_no_published_score(tmp_path: Path, protocol: str) -> None:
-    about = {"dataset": "rewardbench2", "split": "all", "model": "m", "seed": 0, "step": 0, "bootstrap_samples": 100}
-    queried = [each.item for each in judged(EXAMPLE)]
-    for name, expected in (("pointwise, greedy, one order, strict", True), (protocol, False)):
-        found = save(judged(EXAMPLE), tmp_path / "m.json", **about, queried=queried, protocol=name)
-        assert ("rewardbench2_ties" in found) == expected
+def test_single_rows_and_rows_without_scores_have_no_score() -> None:
+    assert composite(tabulate(judged({"tied:1": ([9, 8], [2])}))) is None
+    scored = judged(EXAMPLE)
+    for part in ("", "tied:1/3-"):  # with those that are left it would be another number
+        unread = [replace(each, scores=None) if part in each.item.id else each for each in scored]
+        assert composite(tabulate(unread)) is None
 
 
 def test_a_row_with_an_item_that_was_not_taken_is_left_out_or_wrong_as_a_whole(tmp_path: Path) -> None:
     scored = judged(EXAMPLE)
-    long = Judgement(verdict=None, rubric=None, analysis=None, issues=("too_long",), completion="too long")
-    scored[3] = replace(scored[3], judgement=long, scores=None)
-    about = {"dataset": "rewardbench2", "split": "all", "model": "m", "seed": 0, "step": 0, "bootstrap_samples": 100}
-    about |= {"queried": [each.item for each in scored]}
-    left_out, wrong = (
-        save(apply_too_long(scored, how), tmp_path / f"{how}.json", **about) for how in ("exclude", "wrong")
-    )
+    scored[3] = replace(scored[3], judgement=judgement(None, "too_long"), scores=None)
+    about = {**ABOUT, "queried": [each.item for each in scored]}
+    left_out, wrong = (save(apply_too_long(scored, how), tmp_path / "m.json", **about) for how in ("exclude", "wrong"))
     row = [f"rewardbench2/tied:1/{i}-0-of-4x3" for i in range(4)]
     assert (left_out["n"], left_out["accuracy"], left_out["too_long"]["exclude"]) == (3, 1.0, row)
     assert (wrong["n"], wrong["accuracy"], wrong["too_long"]["wrong"]) == (4, 3 / 4, row[3:])
@@ -153,12 +147,3 @@ def test_score_is_that_of_the_published_formula(prompts: dict[str, tuple[list[fl
     assert composite(table) == pytest.approx(published(rows), abs=1e-9)
     right = [float(min(good) > max(bad)) for good, bad in rows.values()]
     assert merge_rows(table)["credit"].mean() == pytest.approx(statistics.fmean(right))
-
-
-def test_comparisons_and_single_rows_have_no_score() -> None:
-    assert composite(tabulate(judged({"tied:1": ([9, 8], [2])}))) is None
-    shares = judged(EXAMPLE)
-    changed = [ScoredItem(item=s.item, presented=s.presented, judgement=s.judgement) for s in shares]
-    assert composite(tabulate(changed)) is None
-    unread = [each if "tied:1/3-" not in each.item.id else one for each, one in zip(shares, changed, strict=True)]
-    assert composite(tabulate(unread)) is None  # with those that are left it would be another number

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 TOKEN = "hf_" + "fakeTokenOfTheTests" * 2
 Files = dict[str, bytes]
+ATTRIBUTES: Files = {".gitattributes": b"*.safetensors filter=lfs\n"}
 
 
 def git_sha(content: bytes) -> str:
@@ -34,13 +35,11 @@ class Repository:
     """Branches are lists of commits, a commit is what each path holds."""
 
     private: bool
-    branches: dict[str, list[Files]] = field(
-        default_factory=lambda: {"main": [{".gitattributes": b"*.safetensors filter=lfs\n"}]}
-    )
+    branches: dict[str, list[Files]] = field(default_factory=lambda: {"main": [dict(ATTRIBUTES)]})
 
     def files(self, branch: str = "main") -> Files:
         """What was pushed."""
-        return {path: content for path, content in self.branches[branch][-1].items() if path != ".gitattributes"}
+        return {path: content for path, content in self.branches[branch][-1].items() if path not in ATTRIBUTES}
 
     def head(self, branch: str) -> str:
         return sha256(f"{branch} {len(self.branches[branch])}".encode())[:40]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from items import RUBRIC
 from reward_models.tiny import ITEMS, write_language_model
 
 from think_as_locals.config.checks import load_config, load_recipe
@@ -17,7 +18,7 @@ from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.journal import Journal
 from think_as_locals.evaluation.probes import probe
 from think_as_locals.hub.push import Push, prepare
-from think_as_locals.judging import parse, shuffle_responses
+from think_as_locals.judging import parse, shuffle_responses, write
 from think_as_locals.reward_models.judge import JudgeSettings
 from think_as_locals.reward_models.reward_model import ScoredItem, identify_weights
 from think_as_locals.reward_models.scalar import ScalarRM
@@ -72,11 +73,10 @@ def write_evaluation(folder: Path, model: Path, *overrides: str, kind: str = "ju
 
 def _measure(path: Path, items: list[Item], step: int) -> None:
     """Write a CARB file of a judge that always chooses A."""
-    rubric = "<rubric>\n- 50 | A | a.\n- 30 | B | b.\n- 20 | C | c.\n</rubric>"
-    text = f"{rubric}\n<analysis>\nSo.\n</analysis>\n<verdict>A</verdict>"
+    judgements = [parse(write(RUBRIC, "So.", 0), len(item.responses), "stop") for item in items]
     predictions = [
-        ScoredItem(item=item, presented=shuffle_responses(item, 3), judgement=parse(text, len(item.responses), "stop"))
-        for item in items
+        ScoredItem(item=item, presented=shuffle_responses(item, 3), judgement=judgement)
+        for item, judgement in zip(items, judgements, strict=True)
     ]
     about = {"dataset": "culture_cards", "split": "pairing", "model": "judge", "seed": 0, "bootstrap_samples": 100}
     carb.save(predictions, path, step=step, **about)

@@ -1,4 +1,4 @@
-"""Files of a push: a complete judge, no links or pickles, and an adapter only if its base is on the Hub."""
+"""Files of a push: a complete judge, an adapter if its base is on the Hub, and no link, pickle, key or local path."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import pickle
 from pathlib import Path
 
 import pytest
-from hub.small_runs import REPO, content_of, download, refused, shard, write_config, write_run
+import torch
+from hub.small_runs import REPO, content_of, download, refused, shard, write_config, write_evaluation, write_run
 from peft import LoraConfig, get_peft_model
 from reward_models.tiny import ITEMS
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from think_as_locals.hub.leaks import LeakError
 from think_as_locals.hub.push import prepare
 from think_as_locals.judging import prompt_texts
 from think_as_locals.reward_models.judge import Judge
@@ -42,32 +45,28 @@ def test_weights_that_are_pickled_or_missing_are_rejected(run: Path) -> None:
     refused(DataError, f"lacks {names[1]}", run)
     (run / "model" / names[1]).write_bytes((run / "model" / names[0]).read_bytes())
     assert set(names) <= content_of(prepare(run, REPO)).keys()
+    for content in ("[]", "{", '{"weight_map": {"a": "other.safetensors"}}'):
+        (run / "model" / "model.safetensors.index.json").write_text(content)
+        refused(DataError, r"model.safetensors.index.json: (not JSON|expected a JSON)|lacks other", run)
 
 
-@pytest.mark.parametrize(
-    "linked", ["model", "model/model.safetensors", "model/tal_judge.json", "carb", "carb/step-30.json"]
-)
+def test_unfinished_run_or_invalid_repository_name_is_rejected(run: Path) -> None:
+    for repo in ("judge", "people/judge/1", ""):
+        refused(ConfigError, "--repo", run, repo)
+    missing = {
+        "config.yaml": "not the configuration of a training run",
+        "model": "expected the folder of a finished training run",
+    }
+    for name, message in missing.items():
+        (run / name).rename(run / f"gone-{name}")
+        refused(DataError, message, run)
+
+
+@pytest.mark.parametrize("linked", ["model", "model/model.safetensors", "carb", "carb/step-30.json"])
 def test_links_are_not_followed(run: Path, tmp_path: Path, linked: str) -> None:
     (run / linked).rename(tmp_path / "elsewhere")
     (run / linked).symlink_to(tmp_path / "elsewhere")
     refused(ConfigError, "is a link, and none is followed", run)
-
-
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("model", "expected the folder of a finished training run"),
-        ("config.yaml", "not the configuration of a training run"),
-    ],
-)
-def test_unfinished_run_is_rejected(run: Path, missing: str, message: str) -> None:
-    (run / missing).rename(run / "gone")
-    refused(DataError, message, run)
-
-
-@pytest.mark.parametrize("repo", ["judge", "people/judge/1", ""])
-def test_invalid_repository_name_is_rejected(run: Path, repo: str) -> None:
-    refused(ConfigError, "--repo", run, repo)
 
 
 @pytest.fixture
@@ -120,3 +119,93 @@ def test_adapter_without_a_base_on_the_hub_is_rejected(run: Path, adapted: Path)
     refused(ConfigError, r"belongs to model.path=/srv/base, expected a model on the Hub", adapted, adapter=True)
     write_config(adapted, "trainer=demonstrated_grpo", "sft.data=x", *adapter)
     refused(ConfigError, "the weights after the cold start", adapted, adapter=True)
+
+
+# --- no key and no local path ---
+
+SECRETS = {
+    "Hugging Face Token": "hf_" + "aB3" * 12,
+    "W&B Key": "wandb_api_key: " + "0123456789" * 4,
+    "API Key": "sk-proj-" + "aB3" * 12,
+    "Authorization Header": "Authorization: Bearer abcdefgh.ijklmnop",
+    "Private Key": "-----BEGIN OPENSSH PRIVATE KEY-----",
+    "Basic Auth Credentials": "https://me:pa55word@pypi.example/simple",
+    "GitHub Token": "\nghp_" + "aB3" * 12,
+    "AWS Access Key": "AKIA" + "ABCDEFGH" * 2,
+}
+VALUE = 'kéy "with" odd characters'
+
+
+def plant(path: Path, text: str, *, ascii_only: bool = True) -> None:
+    """Write a text into a JSON file."""
+    key = "chat_template_kwargs" if path.name == "tal_judge.json" else "note"
+    values = {**json.loads(path.read_text()), key: {"text": text}}
+    path.write_text(json.dumps(values, ensure_ascii=ascii_only))
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_secret_stops_a_push_and_is_not_shown(run: Path, kind: str) -> None:
+    secret = SECRETS[kind]
+    for name in ("tal_judge.json", "tokenizer.json", "chat_template.jinja"):
+        path = run / "model" / name
+        sound = path.read_text()
+        if name == "chat_template.jinja":
+            path.write_text(f"{sound.rstrip()[:-1]} {secret} }}")
+        else:
+            plant(path, secret)
+        assert secret[-16:] not in refused(LeakError, f"{name}: {kind}", run)
+        path.write_text(sound)
+
+
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY", "TAL_API_KEY", "db_password"])
+def test_environment_key_values_are_found(run: Path, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run / "model" / "tokenizer_config.json"
+    monkeypatch.setenv(variable, VALUE)
+    for ascii_only in (True, False):
+        plant(path, f"<{VALUE}>", ascii_only=ascii_only)
+        assert "odd characters" not in refused(LeakError, f"tokenizer_config.json: the value of {variable}", run)
+    monkeypatch.setenv(variable, "EMPTY")  # vLLM's stand-in for a key
+    monkeypatch.setenv("SOME_KEY", "attention")
+    plant(path, "EMPTY attention: risk-assessment-of-many-things, basic responsibilities")
+    prepare(run, REPO)
+
+
+def test_login_token_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("think_as_locals.hub.leaks.get_token", lambda: "kept-in-a-file")
+    plant(run / "carb" / "step-30.json", "kept-in-a-file")
+    refused(LeakError, r"carb/step-30.json: the token of this login", run)
+
+
+def test_safetensors_headers_are_scanned(run: Path) -> None:
+    path = run / "model" / "model.safetensors"
+    save_file(load_file(path), path, metadata={"made by": SECRETS["Hugging Face Token"]})
+    refused(LeakError, r"model.safetensors: Hugging Face Token", run)
+    save_file({str(run / "weight"): torch.zeros(1)}, path)
+    refused(LeakError, r"model.safetensors: a path of the run", run)
+
+
+def test_local_paths_are_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    path = run / "model" / "config.json"
+    home = "a path in the home directory"
+    for text, kind in (
+        (f"{run}/cold_start", "a path of the run"),
+        ("/home/someone/base", home),
+        ("/home/someone/ünï", home),
+    ):
+        path.write_text(json.dumps({"model_type": "qwen3", "_name_or_path": text}))
+        assert text not in refused(LeakError, f"config.json: {kind}", run)
+    for harmless in ("/home/someone", f"{run}s", "/home/someone else"):  # tokens of a vocabulary, say
+        path.write_text(json.dumps({"model_type": "qwen3", "_name_or_path": harmless}))
+        prepare(run, REPO)
+
+
+def test_local_paths_of_base_model_and_data_are_found(run: Path, tmp_path: Path) -> None:
+    data = "/srv/private/items.jsonl"
+    evaluation = write_evaluation(tmp_path / "measured", run / "model", "data=jsonl", f"data.path={data}")
+    for text in (data, str(evaluation)):
+        plant(evaluation / "carb" / "mine.json", text)
+        refused(LeakError, r"carb/measured.json: a path of the run", run, evaluations=[evaluation])
+    write_config(run, "trainer=grpo", "model.scratch=null", "model.path=/srv/private/base")
+    plant(run / "model" / "config.json", "/srv/private/base/v2")
+    refused(LeakError, r"config.json: a path of the run", run)

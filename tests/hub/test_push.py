@@ -45,6 +45,8 @@ def test_push_sends_exactly_the_allowed_files(run: Path, hub: FakeHub, api: HfAp
         with pytest.raises(ConfigError, match=f"{name} is a link, and none is followed"):
             push(run, api)
         (run / "model" / name).unlink()
+    with pytest.raises(ConfigError, match=r"--license other.*model/LICENSE"):
+        prepare(run, REPO, licence="other")
     (run / "model" / "LICENSE").write_text("Free.\n")
     (run / "model" / "checkpoint").mkdir()
     push(run, api)
@@ -57,11 +59,6 @@ def test_push_sends_exactly_the_allowed_files(run: Path, hub: FakeHub, api: HfAp
     sent = b"".join([*files.values(), *hub.stored.values(), *(body for *_, body in hub.requests)])
     for never in (PLANTED, b"root:", b"training_args.bin", b"optimizer.pt", b"vocab.json", b"merges.txt"):
         assert never not in sent, never
-
-
-def test_other_licence_needs_its_text(run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--license other.*model/LICENSE"):
-        prepare(run, REPO, licence="other")
 
 
 def test_token_goes_to_the_hub_alone_whose_repository_is_private(run: Path, hub: FakeHub, api: HfApi) -> None:
@@ -99,20 +96,14 @@ def test_existing_files_are_overwritten_only_with_update(run: Path, hub: FakeHub
     with pytest.raises(HubError, match=r"holds 4 files already .*--update replaces"):
         push(run, api)
     assert repository.files() == theirs
-    pushed = push(run, api, update=True)
+    pushed = push(run, api, update=True, revision="seed-3")
     assert pushed.removed == ("model-00001-of-00002.safetensors", "vocab.json")
-    assert set(repository.files()) == FROM_MODEL | MADE | {"photo.png", "LICENSE"}
+    assert set(repository.files("seed-3")) == FROM_MODEL | MADE | {"photo.png", "LICENSE"}
+    assert repository.files() == theirs  # the other branch
     settings = run / "model" / "tal_judge.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "seed": 5}))
-    push(run, api, update=True)
-    assert json.loads(repository.files()["tal_judge.json"])["seed"] == 5
-
-
-def test_revision_creates_a_branch(run: Path, hub: FakeHub, api: HfApi) -> None:
-    push(run, api, revision="seed-3")
-    push(run, api, revision="seed-3", update=True)
-    assert hub.repositories[REPO].files() == {}
-    assert set(hub.repositories[REPO].files("seed-3")) == FROM_MODEL | MADE
+    push(run, api, update=True, revision="seed-3")
+    assert json.loads(repository.files("seed-3")["tal_judge.json"])["seed"] == 5
 
 
 def test_push_without_a_valid_login_fails(run: Path, hub: FakeHub) -> None:

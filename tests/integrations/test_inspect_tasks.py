@@ -31,9 +31,10 @@ from think_as_locals.integrations.inspect_tasks import carb
 from think_as_locals.judging import parse, render, shuffle_responses, write
 from think_as_locals.judging.formats import UnknownPromptError
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.types import ConfigError, DataError, Item
+from think_as_locals.types import ConfigError, Item
 
 N = 80
+CARDS = ["data=culture_cards", "data.sets_per_group=2"]
 
 Answer = tuple[str, str]
 """Completion and stop reason."""
@@ -49,12 +50,9 @@ def mock_model(answer: Callable[[list[dict[str, str]]], Answer]) -> Model:
     return get_model("mockllm/model", custom_outputs=output, memoize=False)
 
 
-# CARB as a task.
-
-
 @cache
 def some_items() -> tuple[Item, ...]:
-    config = load_recipe("recipes/tal_grpo.yaml", ["data=culture_cards"])
+    config = load_recipe("recipes/tal_grpo.yaml", CARDS)
     return select(list(read(config.data, config.seed)), N, BREAKDOWNS["cell"])
 
 
@@ -85,8 +83,16 @@ def metrics(log: EvalLog, of: str) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> EvalLog:
-    return run_carb(carb(max_items=N), some_items(), right_or_wrong, tmp_path_factory.mktemp("logs"))
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of the items."""
+    file = tmp_path_factory.mktemp("items") / "my items, né.jsonl"
+    file.write_text("".join(json.dumps(asdict(item)) + "\n" for item in some_items()))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def log(path: str, tmp_path_factory: pytest.TempPathFactory) -> EvalLog:
+    return run_carb(carb("jsonl", path), some_items(), right_or_wrong, tmp_path_factory.mktemp("logs"))
 
 
 def test_inspect_metrics_match_our_summary(log: EvalLog) -> None:
@@ -134,10 +140,8 @@ def test_samples_hold_messages_and_verdicts_of_our_judges(log: EvalLog) -> None:
     assert (kept.value, kept.answer) == (0.0, "finished")
 
 
-def test_carb_task_reads_all_or_test_items_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "my items, né.jsonl"
-    path.write_text("".join(json.dumps(asdict(item)) + "\n" for item in some_items()))
-    everything, test = (carb(data="jsonl", path=str(path), items=which) for which in ("all", "test"))
+def test_carb_task_reads_all_or_test_items_of_a_file(path: str) -> None:
+    everything, test = (carb(data="jsonl", path=path, items=which) for which in ("all", "test"))
     assert len(everything.dataset) == N
     assert everything.config.temperature == 0
     assert 0 < len(test.dataset) < N
@@ -150,7 +154,6 @@ def test_carb_task_reads_all_or_test_items_of_a_file(tmp_path: Path) -> None:
         ({"prompt": "listwize"}, UnknownPromptError, "listwise"),
         ({"prompt": "rewardbench2_ratings"}, ConfigError, "in a listwise protocol"),
         ({"data": "blend"}, ConfigError, r"data\.path|path"),
-        ({"data": "jsonl", "path": "gone.jsonl"}, DataError, "gone"),
     ],
 )
 def test_invalid_option_is_rejected(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -164,9 +167,9 @@ def test_entry_point_registers_the_tasks() -> None:
     assert registered["carb"] is carb
 
 
-def test_unknown_stop_reason_is_an_error(tmp_path: Path) -> None:
+def test_unknown_stop_reason_is_an_error(path: str, tmp_path: Path) -> None:
     items = select(some_items(), 4, BREAKDOWNS["cell"])
-    silent = run_carb(carb(max_items=4), items, lambda i, presented: ("...", "unknown"), tmp_path)
+    silent = run_carb(carb("jsonl", path, max_items=4), items, lambda i, presented: ("...", "unknown"), tmp_path)
     assert silent.status == "error"
     assert silent.error
     assert "does not say how a completion ended" in silent.error.message

@@ -47,12 +47,11 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
     ("response", "reference", "options", "picks", "result", "requests"),
     [
         ("Rice and miso.", "Toast.", {}, longest, (1.0, 1.0), 2),  # in both orders
-        ("Rice.", "Rice and miso.", {}, longest, (0.0, 1.0), 2),
+        ("Rice.", "Rice and miso.", NO_THINKING, longest, (0.0, 1.0), 2),
         ("Rice.", "Rice.", {}, longest, (0.5, 1.0), 0),
         (" ", "Rice.", {}, longest, (0.0, 1.0), 0),
         ("a", "b", {}, lambda responses: None, (0.5, 0.0), 2),  # a parse failure
-        ("abc", "a", NO_THINKING, longest, (1.0, 1.0), 2),
-        ("abc", "", RATING, longest, (3.0, 1.0), 2),  # a second row beside it, since an item has two responses
+        ("abc", "", RATING, longest, (3.0, 1.0), 2),
         ("abc", {"answer": 42}, RATING, longest, (3.0, 1.0), 2),  # what other data sets have for ground truth
     ],
 )

@@ -1,8 +1,9 @@
-"""Memory estimates, against published figures and PEFT."""
+"""The memory and the tokens a second that a plan expects, against published figures and PEFT."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ COUNTS = Counts(7_500_000_000, 7_500_000_000, 4096, 32)
 ADAPTED = Counts(7_040_000_000, 40_000_000, 4096, 32)
 
 
+@cache
 def a_run(*overrides: str) -> RunConfig:
     return load_recipe("recipes/tal_grpo.yaml", ["run.name=mine", *overrides])
 
@@ -50,8 +52,10 @@ def test_parameters_and_those_of_an_adapter_are_counted_exactly(tmp_path: Path) 
 def test_model_of_another_kind_is_rejected(tmp_path: Path) -> None:
     T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="AutoModelForCausalLM"):
-        count(a_run(f"model.path={tmp_path}"))
-    assert count(steered(f"model.path={tmp_path}")).layers == 2
+        count(a_run(path := f"model.path={tmp_path}"))
+    ((name, why),) = estimates.estimates(a_run(path), ONE)
+    assert (name, "AutoModelForCausalLM" in why) == ("memory", True)
+    assert count(steered(path)).layers == 2
 
 
 @pytest.mark.parametrize(
@@ -105,3 +109,19 @@ def test_estimate_is_described_in_one_line(tmp_path: Path) -> None:
     config = a_run(f"model.path={a_model(tmp_path)}")
     found = describe(config, read_launch("gpu8_zero3"), count(config))
     assert "GB for each of 8 (launch/gpu8_zero3.yaml): weights 1.9, gradients 1.9, optimizer 11.4" in found
+
+
+def test_plan_divides_what_this_machine_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "product_rate", lambda dtype: 1e15)
+    tokens = 1e15 / (8 * 7_615_616_512)
+    memory, speed = estimates.estimates(a_run(f"model.path={a_model(tmp_path)}"), ONE)
+    assert memory[0] == "memory"
+    assert f" {tokens:,.0f} tokens/s" in dict([speed])["speed"]
+
+
+def test_plan_says_where_bfloat16_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "product_rate", {"float32": 2e11, "bfloat16": 8e11}.get)
+    model = f"model.path={a_model(tmp_path)}"
+    scratch = ("model=quickstart", "trainer=cold_start_grpo")
+    plans = [estimates.estimates(a_run(*given), ONE) for given in ((model, "model.dtype=float32"), (model,), scratch)]
+    assert ["bfloat16 is 4.0 times as fast" in dict(plan)["speed"] for plan in plans] == [True, False, False]

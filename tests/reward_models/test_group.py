@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from evaluation.answering import Hashing
+from evaluation.test_journal import Hashing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_models.scripted import Picks, Scripted, first, judged, longest, shown_in

@@ -13,19 +13,7 @@ from typing import Any
 import pytest
 from html_page import Page
 from rich.console import Console
-from scpo.hand_worked import (
-    BEFORE,
-    ITEMS,
-    QUESTIONS,
-    RESULTS,
-    STEERED,
-    answers,
-    config,
-    held_out,
-    item,
-    scores,
-    variant_result,
-)
+from scpo.hand_worked import BEFORE, ITEMS, QUESTIONS, RESULTS, answers, config, held_out, item, scores, variant_result
 
 from think_as_locals.evaluation.tables import figure
 from think_as_locals.judging.prompt import culture_name
@@ -78,8 +66,7 @@ def write(
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((folder / "scpo.json").read_text(encoding="utf-8"))
-    return summary
+    return dict(json.loads((folder / "scpo.json").read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="module")
@@ -191,21 +178,18 @@ def test_page_shows_only_sections_with_data(
     page = write(tmp_path, held_out(**changes), results=results)
     assert all(text in page.text for text in there)
     assert not any(text in page.text for text in absent)
-    assert write(tmp_path, held_out(**changes), results=results).source == page.source
 
 
 def test_intervals_name_what_is_resampled(tmp_path: Path) -> None:
-    assert "intervals over people" in write(tmp_path / "cards").text
-    pairs = write(tmp_path / "pairs", overrides=["data=blend_pairs", "data.path=FOLDER"])
+    assert "intervals over people" in (page := write(tmp_path)).text
+    assert write(tmp_path).source == page.source
+    pairs = write(tmp_path, overrides=["data=blend_pairs", "data.path=FOLDER"])
     assert "intervals over question groups" in pairs.text
-    assert summary_of(tmp_path / "pairs")["resampled"] == "question groups"
+    assert summary_of(tmp_path)["resampled"] == "question groups"
 
 
 def test_survey_distances_have_n_and_interval(tmp_path: Path) -> None:
-    results = [
-        variant_result(country, seed, by, scores=scores(by, answers(float(seed), 1.0)))
-        for (country, seed), by in STEERED.items()
-    ]
+    results = [replace(each, scores={**each.scores, **answers(float(each.spec.seed), 1.0)}) for each in RESULTS]
     page = write(tmp_path, held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), results)
     summary = summary_of(tmp_path)
     row, others = mean(summary, "scpo")["distance"], summary["others_distance"]

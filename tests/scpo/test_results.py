@@ -41,6 +41,8 @@ FOUND = summarise(held_out(), scores(BEFORE), RESULTS)
 @pytest.mark.parametrize(
     ("country", "name", "expected"),
     [
+        *(("CL, global", "overall", (3, 1 / 2, 0)), ("CL, global", "minority", (2, 1 / 4, 0))),
+        ("CL, global", "others", (2, 1 / 2, 0)),
         # Before: 1, 0 and half a point for the tie of c3. Chile's models have c1 right twice, c2 and c3 once each.
         ("CL", "overall", (3, 2 / 3, 2 / 3 - 1 / 2)),
         ("CL", "minority", (2, 1 / 2, 1 / 2 - 1 / 4)),
@@ -62,16 +64,8 @@ FOUND = summarise(held_out(), scores(BEFORE), RESULTS)
 def test_country_figures_and_means_match_hand_computed_values(
     country: str | None, name: str, expected: tuple[int, float, float]
 ) -> None:
-    assert figures(row(FOUND, country)[name]) == pytest.approx(expected)
-
-
-def test_global_rm_has_zero_gain_and_no_training() -> None:
-    before = row(FOUND, "CL", "global")
-    assert figures(before["overall"]) == (3, 0.5, 0)
-    assert figures(before["minority"]) == (2, 0.25, 0)
-    assert figures(before["others"]) == (2, 0.5, 0)
-    assert (before["training"], before["seeds"]) == ({}, {"n": 0, "overall": None, "minority": None})
-    assert [r["variant"] for r in FOUND["means"]] == ["global", "scpo"]
+    named, _, variant = (country or "").partition(", ")
+    assert figures(row(FOUND, named or None, variant or "scpo")[name]) == pytest.approx(expected)
 
 
 def test_seed_spread_is_the_stdev_of_means_over_countries() -> None:
@@ -81,6 +75,7 @@ def test_seed_spread_is_the_stdev_of_means_over_countries() -> None:
     assert seeds["overall"] == pytest.approx(statistics.stdev([(2 / 3 + 1) / 2, (2 / 3 + 1 / 2) / 2]))
     assert seeds["minority"] == pytest.approx(statistics.stdev([(1 / 2 + 1) / 2, (1 / 2 + 0) / 2]))
     assert row(FOUND, "TH")["seeds"]["overall"] == pytest.approx(statistics.stdev([1, 1 / 2]))
+    assert row(FOUND, "CL", "global")["seeds"] == {"n": 0, "overall": None, "minority": None}
     of_one_seed = summarise(held_out(), scores(BEFORE), RESULTS[::2])
     assert mean(of_one_seed)["seeds"] == {"n": 1, "overall": None, "minority": None}
 
@@ -106,6 +101,7 @@ def test_ties_and_countries_without_kept_pairs_gain_nothing() -> None:
     found = summarise(held_out(), scores(BEFORE), results)
     assert mean(found)["training"] == {"pairs": 0, "kept": 0, "steps": 0, "weight": 0}
     assert mean(found)["overall"]["gain"]["mean"] == 0
+    assert row(FOUND, "CL", "global")["training"] == {}
 
 
 def test_training_figures_are_aggregated_over_countries() -> None:
@@ -147,9 +143,8 @@ def helped(turned: dict[str, tuple[int, int]]) -> dict[str, int]:
     for country, (won, lost) in turned.items():
         views = [i.id for i in country_items(country) if i.id in minority]
         others = [i.id for i in country_items(country) if i.id not in minority]
-        results.append(
-            variant_result(country, 0, before | dict.fromkeys(views[:won], 1.0) | dict.fromkeys(others[:lost], -1.0))
-        )
+        after = before | dict.fromkeys(views[:won], 1.0) | dict.fromkeys(others[:lost], -1.0)
+        results.append(variant_result(country, 0, after))
     found = summarise(held_out(items=items, minority=minority), scores(before), results)
     return dict(found["improved"]["scpo"])
 
@@ -211,9 +206,8 @@ def test_pairs_of_one_person_form_one_cluster_across_models() -> None:
 
 
 def test_figures_are_in_range_and_independent_of_order() -> None:
-    found = summarise(
-        held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 9), "TH": (5, 1)})
-    )
+    results = survey({"CL": (1, 9), "TH": (5, 1)})
+    found = summarise(held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), results)
     for record in (*found["rows"], *found["means"]):
         for name in ("overall", "minority", "others", "distance"):
             low, high = record[name]["gain"]["ci95"] or (-1, 1)
@@ -228,12 +222,12 @@ def test_figures_are_in_range_and_independent_of_order() -> None:
 
 def survey(of_country: dict[str, tuple[float, float]]) -> list[VariantResult]:
     """One training for each country, whose softmax over yes and no is as given."""
-    return [
-        variant_result(
-            country, 0, STEERED[country, 0], scores=scores(STEERED[country, 0], answers(math.log(yes), math.log(no)))
-        )
-        for country, (yes, no) in of_country.items()
-    ]
+    found = []
+    for country, (yes, no) in of_country.items():
+        margins = STEERED[country, 0]
+        given = scores(margins, answers(math.log(yes), math.log(no)))
+        found.append(variant_result(country, 0, margins, scores=given))
+    return found
 
 
 def test_distance_uses_softmax_and_gain_is_relative_to_global_rm() -> None:
@@ -257,9 +251,8 @@ def test_distance_uses_softmax_and_gain_is_relative_to_global_rm() -> None:
 
 
 def test_distance_baseline_is_the_mean_of_the_other_countries() -> None:
-    found = summarise(
-        held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 1), "TH": (1, 1)})
-    )
+    results = survey({"CL": (1, 1), "TH": (1, 1)})
+    found = summarise(held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), results)
     # Each country's only other has what it has of the second question, and (1, 0) against (1/2, 1/2) of the first.
     assert found["others_distance"]["mean"] == pytest.approx(js_distance((1, 0), (0.5, 0.5)) / 2)
     assert found["others_distance"]["n"] == 4

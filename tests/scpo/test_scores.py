@@ -66,11 +66,6 @@ def unpacked(packed: packing.Packed) -> list[list[int]]:
     return rows
 
 
-def scored(batches: Batches) -> int:
-    """The number of rows."""
-    return sum(map(len, batches))
-
-
 @pytest.fixture(scope="module")
 def rm(tmp_path_factory: pytest.TempPathFactory) -> ScalarRM:
     path = write_classifier(tmp_path_factory.mktemp("classifier"))
@@ -89,7 +84,7 @@ def test_response_shared_by_pairs_and_a_survey_is_scored_once(rm: ScalarRM, tmp_
     with recorded_batches(rm) as batches:
         found = scores(rm, tmp_path)
     assert found.keys() == KEYS
-    assert scored(batches) == 32
+    assert sum(map(len, batches)) == 32
     one_by_one = dict(zip((i.id for i in ITEMS), rm.score(ITEMS), strict=True))
     for item in ITEMS:
         known = [found[content_key(item.prompt, response)] for response in item.responses]
@@ -108,7 +103,6 @@ def test_batches_group_responses_by_prompt_or_length(rm: ScalarRM, tmp_path: Pat
     assert [len(rows) for rows in batches] == [4] * 8
     widths = [len(rows[0]) for rows in batches]
     assert widths == sorted(widths, reverse=True)  # the longest first
-    assert widths[-1] < widths[0]
     with recorded_batches(rm) as batches:
         scores(rm, tmp_path / "by prompt")
     requests = response_requests(ITEMS)
@@ -120,10 +114,9 @@ def test_batches_group_responses_by_prompt_or_length(rm: ScalarRM, tmp_path: Pat
 def test_item_order_does_not_change_batches_or_scores(rm: ScalarRM, tmp_path: Path) -> None:
     with recorded_batches(rm) as batches:
         straight = scores(rm, tmp_path / "a")
-    for seed in range(3):
-        with recorded_batches(rm) as again:
-            assert scores(rm, tmp_path / f"{seed}", random.Random(seed).sample(ITEMS, len(ITEMS))) == straight
-        assert again == batches
+    with recorded_batches(rm) as again:
+        assert scores(rm, tmp_path / "b", random.Random(1).sample(ITEMS, len(ITEMS))) == straight
+    assert again == batches
 
 
 def test_killed_scoring_resumes_from_the_unfinished_chunk(rm: ScalarRM, tmp_path: Path) -> None:
@@ -141,7 +134,7 @@ def test_killed_scoring_resumes_from_the_unfinished_chunk(rm: ScalarRM, tmp_path
     with recorded_batches(rm) as after:
         assert scores(rm, tmp_path / "killed") == undisturbed
     # 16 of whole chunks once, those of the torn chunk together again
-    assert (scored(before), scored(after)) == (20, 16)
+    assert [sum(map(len, batches)) for batches in (before, after)] == [20, 16]
     files = [tmp_path / name / "rank-0.jsonl" for name in ("undisturbed", "killed")]
     assert sorted(files[0].read_bytes().splitlines()) == sorted(files[1].read_bytes().splitlines())
 
@@ -164,19 +157,14 @@ shares = st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any).map(
 def test_js_distance_matches_a_hand_computed_value() -> None:
     # m = (3/4, 1/4). KL(p || m) = log2(4/3); KL(q || m) = 1/2 log2(2/3) + 1/2 log2(2) = 1 - 1/2 log2(3).
     divergence = (math.log2(4 / 3) + 1 - math.log2(3) / 2) / 2
-    assert divergence == pytest.approx(0.311278124459133)
     assert js_distance((1, 0), (0.5, 0.5)) == pytest.approx(math.sqrt(divergence), abs=1e-15)
 
 
-@given(p=shares, q=shares)
-def test_js_distance_is_symmetric_and_between_0_and_1(p: list[float], q: list[float]) -> None:
+@given(p=shares, q=shares, step=st.floats(0, 1e-15))
+def test_js_distance_is_symmetric_in_0_to_1_and_no_nan(p: list[float], q: list[float], step: float) -> None:
     distance = js_distance(p, q)
     assert 0 <= distance <= 1
     assert distance == pytest.approx(js_distance(q, p), abs=1e-7)
-
-
-@given(p=shares, step=st.floats(0, 1e-15))
-def test_js_distance_is_not_nan_for_nearly_equal_distributions(p: list[float], step: float) -> None:
     assert js_distance(p, [share * (1 + step * i) for i, share in enumerate(p)]) < 1e-6
 
 

@@ -117,13 +117,8 @@ def test_label_supplies_the_question_of_a_templated_prompt(serve: Serve, longest
         ({"prompts": ["Tea?", "Eat?"]}, "query.0"),
         ({"prompts": ["Eat?"]}, ""),
         ({"labels": [None]}, ""),
-        *(
-            ({"labels": [None, label]}, "labels.1")
-            for label in (
-                *("Atlantis", {"culture": "Thialand"}, '{"culture": ', '{"country": "TH"}', '{"culture": NaN}'),
-                '{"a":' * 900 + "1" + "}" * 900,
-            )
-        ),
+        *(({"labels": [None, label]}, "labels.1") for label in ({"culture": "Thialand"}, '{"culture": ')),
+        *(({"labels": [None, label]}, "labels.1") for label in ('{"country": "TH"}', '{"a":' * 900 + "1" + "}" * 900)),
         ({"labels": [3, None]}, "labels.0.str"),
         ({"labels": ["TH", "JP"]}, "query.0"),  # one response to its prompt
     ],
@@ -136,13 +131,9 @@ def test_invalid_score_rows_are_rejected(serve: Serve, change: dict[str, Any], p
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        ({"responses": ["one"]}, "items.0.responses"),
-        ({"responses": [str(i) for i in range(9)]}, "items.0.responses"),
-        ({"responses": ["same", "same"]}, ""),
-        ({"responses": ["x", " \n"]}, "items.0.responses.1"),
-        ({"responses": ["x", "\x1c"]}, ""),
-        ({"responses": "xy"}, "items.0.responses"),
-        ({"prompt": 3}, "items.0.prompt"),
+        *(({"responses": given}, "items.0.responses") for given in (["one"], [*"123456789"], "xy")),
+        *(({"responses": given}, "") for given in (["same", "same"], ["x", "\x1c"])),
+        *(({"responses": ["x", " \n"]}, "items.0.responses.1"), ({"prompt": 3}, "items.0.prompt")),
         *(({"culture": culture}, "items.0.culture") for culture in (False, "x" * 101, "th", "Thialand")),
         ({"bset": 1}, "items.0.bset"),
     ],
@@ -151,18 +142,18 @@ def test_invalid_items_are_rejected(serve: Serve, change: dict[str, Any], place:
     assert place in refusals(judge(serve(), {**ITEM, **change}))
 
 
-@pytest.mark.parametrize(("culture", "name"), [("CA-QC", "Quebec (Canada)"), ("Arab", "Arab")])
-def test_label_may_have_a_culture_that_is_no_country(serve: Serve, longest: Longest, culture: str, name: str) -> None:
+CULTURES = {**dict.fromkeys(("JP", "Japan", "Japanese"), "Japan"), "CA-QC": "Quebec (Canada)", "Arab": "Arab"}
+
+
+@pytest.mark.parametrize("culture", CULTURES)
+def test_culture_may_be_a_code_a_name_or_no_country(serve: Serve, longest: Longest, culture: str) -> None:
     labels = [{"culture": culture}, json.dumps({"culture": culture})]
     body = {"query": ["Eat?rice", "Eat?soup"], "prompts": ["Eat?", "Eat?"], "labels": labels}
-    assert serve().post("/score", json=body).status_code == 200
-    assert f"Culture: {name}\n" in longest.prompts[0]
-
-
-@pytest.mark.parametrize("culture", ["JP", "Japan", "Japanese"])
-def test_culture_may_be_a_code_or_a_name(serve: Serve, longest: Longest, culture: str) -> None:
-    assert judge(serve(), {**ITEM, "culture": culture}).status_code == 200
-    assert "Culture: Japan\n" in longest.prompts[0]
+    client = serve()
+    assert client.post("/score", json=body).status_code == 200
+    if culture != "Arab":
+        assert judge(client, {**ITEM, "culture": culture}).status_code == 200
+    assert all(f"Culture: {CULTURES[culture]}\n" in prompt for prompt in longest.prompts)
 
 
 def test_culture_and_json_are_required(serve: Serve) -> None:

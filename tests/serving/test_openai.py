@@ -36,13 +36,10 @@ def ask(client: openai.OpenAI, item: Item = QUESTION, **options: Any) -> Any:
     return client.chat.completions.create(**{"model": MODEL, "messages": render(item), **options})
 
 
-def test_the_judge_is_the_only_model(client: openai.OpenAI) -> None:
+def test_conversation_is_completed_unchanged_by_the_only_model(client: openai.OpenAI, longest: Longest) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     with pytest.raises(openai.UnprocessableEntityError, match=r"body\.model: got 'gpt'"):
         ask(client, model="gpt")
-
-
-def test_conversation_is_completed_unchanged(client: openai.OpenAI, longest: Longest) -> None:
     answer = ask(client, temperature=0, n=1, seed=3, max_tokens=64, user="me")
     (choice,) = answer.choices
     assert (answer.object, answer.model, choice.finish_reason) == ("chat.completion", MODEL, "stop")
@@ -60,22 +57,13 @@ def test_temperature_and_seed_reach_the_engine_and_default_is_greedy(client: ope
 
 
 def test_judge_client_works_with_its_own_server(longest: Longest) -> None:
-    """`Judge.load(base_url=...)` renders and parses itself; its requests are taken as they are."""
-    with serving(create_app(judge_of(longest), settings(), None)) as url:
-        far = Judge.load("mine", base_url=f"{url}/v1", served_name=MODEL, max_completion_length=64)
-        judgement = far.judge(prompt="Breakfast?", responses=ITEM["responses"], culture="JP")
-    assert judgement.verdict is not None
-    assert ITEM["responses"][judgement.verdict] == "Rice and miso soup."
-    assert len(longest.prompts) == 1
-
-
-def test_arguments_of_the_chat_template_are_the_judges_own(longest: Longest) -> None:
-    judge = judge_of(longest)
-    own = replace(judge, settings=replace(judge.settings, chat_template_kwargs={"enable_thinking": False}))
-    with serving(create_app(own, settings(), None)) as url:
+    """`Judge.load(base_url=...)` renders and parses itself; arguments of the chat template are the server's own."""
+    judge, own = judge_of(longest), {"chat_template_kwargs": {"enable_thinking": False}}
+    with serving(create_app(replace(judge, settings=replace(judge.settings, **own)), settings(), None)) as url:
         load = partial(Judge.load, "mine", base_url=f"{url}/v1", served_name=MODEL, max_completion_length=64)
         asked = {"prompt": "Breakfast?", "responses": ITEM["responses"], "culture": "JP"}
-        assert load(chat_template_kwargs={"enable_thinking": False}).judge(**asked).verdict is not None
+        assert ITEM["responses"][load(**own).judge(**asked).verdict] == "Rice and miso soup."
+        assert len(longest.prompts) == 1
         with pytest.raises(ServerError, match=r"got 422 with .*body\.chat_template_kwargs: got "):
             load(chat_template_kwargs={"enable_thinking": True}).judge(**asked)
 
@@ -83,18 +71,11 @@ def test_arguments_of_the_chat_template_are_the_judges_own(longest: Longest) -> 
 @pytest.mark.parametrize(
     ("options", "place"),
     [
-        ({"stream": True}, "stream"),
-        ({"n": 2}, "n"),
-        ({"temperature": 2.1}, "temperature"),
+        *(({name: value}, name) for name, value in (("stream", True), ("n", 2), ("temperature", 2.1), ("tools", []))),
         ({"temperature": 0.7, "top_p": 0.9}, "top_p"),
         ({"temperature": 0.7, "seed": -1}, "seed"),
-        ({"logprobs": True}, "logprobs"),
-        ({"max_tokens": 65}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"tools": []}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"stop": ["x"]}, "stop"),
-        ({"messages": []}, "messages"),
+        *(({name: value}, name) for name, value in (("logprobs", True), ("max_tokens", 65), ("max_tokens", 0))),
+        *(({name: value}, name) for name, value in (("stop", ["x"]), ("response_format", {"type": "json_object"}))),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": "x<|end|>"}]}, "messages.0.content"),

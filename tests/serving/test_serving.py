@@ -1,26 +1,35 @@
-"""Many clients at once, over HTTP: batches, groups, and clients that disconnect."""
+"""Many clients at once over HTTP, and the server process: batches, groups, disconnects, access control and shutdown."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import select
+import signal
+import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import psutil
 import pytest
 from conftest import SMALL
 from items import make_item
-from served_app import serving
+from reward_models.tiny import write_language_model
+from served_app import serving, tal_serve
 from serving.judges import Longest, judge_of, settings
+from warm import processes_in
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
 from think_as_locals.judging import render, shuffle_responses
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
-from think_as_locals.serving.app import create_app
+from think_as_locals.serving.app import KEY_VARIABLE, create_app, load_server, required_key, serve
+from think_as_locals.types import ConfigError
 
 T = TypeVar("T")
 
@@ -113,22 +122,19 @@ def test_single_responses_wait_for_their_group() -> None:
     with_clients(judge_of(Longest()), executor, "score.group_size=3", "score.group_wait_s=0.5")
 
 
-def test_the_response_of_a_disconnected_client_stays_in_its_group() -> None:
+def test_a_disconnected_response_stays_in_its_group_and_a_failure_fails_the_whole_group() -> None:
+    def row(text: str) -> dict[str, Any]:
+        return {"query": [f"?{text}"], "prompts": ["?"]}
+
     async def crowd(client: httpx.AsyncClient) -> Any:
         with pytest.raises(httpx.ReadTimeout):
-            await client.post("/score", json={"query": ["?xx"], "prompts": ["?"]}, timeout=0.2)
-        return (await client.post("/score", json={"query": ["?x"], "prompts": ["?"]})).json()
+            await client.post("/score", json=row("xx"), timeout=0.2)
+        found = (await client.post("/score", json=row("x"))).json()
+        return found, await post_all(client, "/score", [row("broken"), row("x")])
 
-    found = with_clients(judge_of(Longest()), crowd, "score.group_size=2")
+    found, failed = with_clients(judge_of(Longest()), crowd, "score.group_size=2")
     assert (found["rewards"], found["extra_logs"]["group_size"]) == ([0.0], [2.0])
-
-
-def test_a_failure_fails_the_whole_group() -> None:
-    async def crowd(client: httpx.AsyncClient) -> list[httpx.Response]:
-        return await post_all(client, "/score", [{"query": [f"?{text}"], "prompts": ["?"]} for text in ("broken", "x")])
-
-    responses = with_clients(judge_of(Longest()), crowd, "score.group_size=2")
-    assert [response.status_code for response in responses] == [500, 500]
+    assert [response.status_code for response in failed] == [500, 500]
 
 
 @pytest.mark.slow
@@ -152,3 +158,98 @@ def test_concurrent_requests_match_direct_judgements(small_run: Path) -> None:
         assert [item.responses[i] for i in answer["order"]] == list(shuffle_responses(item).responses)
         chosen = None if judgement.verdict is None else answer["order"][judgement.verdict]
         assert (answer["verdict"], answer["analysis"]) == (chosen, judgement.analysis)
+
+
+# --- the process ---
+
+KEY = "0123456789abcdef"
+
+
+NON_LOOPBACK = ["0.0.0.0", "::", "10.1.2.3", "judge.example"]  # noqa: S104
+
+
+@pytest.mark.parametrize("host", [*NON_LOOPBACK, "127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_server_beyond_loopback_requires_a_key(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    assert required_key(host) == KEY
+    monkeypatch.delenv(KEY_VARIABLE)
+    if host in NON_LOOPBACK:
+        message = f"host={host} can be reached from other machines: put a key into TAL_API_KEY"
+        with pytest.raises(ConfigError, match=message):
+            serve(settings(f"host='{host}'"))
+    else:
+        assert required_key(host) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["port=70000"], "port: got 70000"),
+        (["judge.protocol=pairwise"], "judge.protocol: got pairwise in 1 orders, expected listwise in one"),
+        (["score.protocol=pointwise"], "score.protocol: pointwise needs score.orders=1 and score.prompt"),
+    ],
+)
+def test_invalid_settings_are_rejected_by_name(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_server("a/model", overrides)
+
+
+def test_model_path_may_contain_special_characters() -> None:
+    path = 'a folder/with = signs, "quotes", {braces} and letters like é\\'
+    assert load_server(path).judge.path == path
+    assert load_server("owner/name", ["judge.backend=vllm"]).judge.backend == "vllm"
+
+
+@pytest.mark.slow
+def test_requests_in_flight_are_answered_after_sigterm(tmp_path: Path, warm_python: str) -> None:
+    model = write_language_model(tmp_path / "judge", seed=0)
+    items = [{"prompt": f"{i}?", "responses": ["x", "y"], "culture": "TH"} for i in range(48)]
+    answers: list[httpx.Response] = []
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with tal_serve(warm_python, tmp_path, model, "judge.max_completion_length=220", key=KEY) as (process, url):
+        assert httpx.post(f"{url}/judge", json={"items": items}).status_code == 401
+
+        def ask() -> None:
+            answers.append(httpx.post(f"{url}/judge", json={"items": items}, headers=headers, timeout=60))
+
+        assert httpx.get(f"{url}/openapi.json", headers=headers).status_code == 200
+        assert _answer_to_endless_headers(int(url.rpartition(":")[2])).startswith(b"HTTP/1.1 400 ")
+        asking = threading.Thread(target=ask)
+        asking.start()
+        asking.join(0.3)
+        in_flight = asking.is_alive()
+        process.send_signal(signal.SIGTERM)
+        asking.join(60)
+        assert process.stderr is not None
+        stderr = process.stderr.read()
+        assert process.wait(60) == 0
+    assert in_flight
+    assert [response.status_code for response in answers] == [200]
+    assert len(answers[0].json()["judgements"]) == len(items)
+    assert KEY not in stderr
+
+
+def _answer_to_endless_headers(port: int) -> bytes:
+    """What comes before any key must be bounded as well."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: ")
+        for _ in range(40):
+            client.sendall(b"a" * 4096)
+            if select.select([client], [], [], 0.05)[0]:
+                return client.recv(100)
+    return b"none after 160 kB"
+
+
+@pytest.mark.slow
+def test_sigterm_ends_all_vllm_processes(small_run: Path, tmp_path: Path, warm_vllm: str) -> None:
+    model = str(small_run / "model")
+    with tal_serve(warm_vllm, tmp_path, model, "judge.backend=vllm", key=KEY) as (process, url):
+        engine = processes_in(tmp_path)
+        names = {each.name()[:15] for each in engine}
+        asked = {"items": [{"prompt": "How do they greet?", "responses": ["A bow.", "A wai."], "culture": "TH"}]}
+        answer = httpx.post(f"{url}/judge", json=asked, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+    assert len(answer.json()["judgements"]) == 1
+    assert {"VLLM::EngineCor", "VLLM::Worker"} <= names
+    assert not psutil.wait_procs(engine, timeout=5)[1]
