@@ -180,12 +180,6 @@ def test_pairwise_best_response_must_beat_all_others() -> None:
     assert lost.presented.responses[lost.judgement.verdict or 0] == others[1]
 
 
-def test_disagreeing_orders_are_a_tie() -> None:
-    item = an_item(size=2)
-    (prediction,) = run_protocol(protocol("pairwise", 2), item, always_chooses(0))
-    assert (prediction.scores, prediction.credit, prediction.parse_failure) == ((0.5, 0.5), 0.5, False)
-
-
 def test_pairwise_parse_failure_loses_or_halves_the_credit() -> None:
     item = an_item(best=0)
 

@@ -19,14 +19,7 @@ from hypothesis import strategies as st
 from items import make_item
 from reward_models.tiny import ITEMS, WORDS, a_tokenizer, an_item, break_packing, write_classifier, write_language_model
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    Gemma2Config,
-    Gemma2ForSequenceClassification,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import think_as_locals as tal
 from think_as_locals.data.load import Candidates
@@ -317,12 +310,7 @@ def test_identity_depends_on_dtype_and_weights(path: str, tmp_path: Path) -> Non
     assert wide.identity != ScalarRM.load(write_classifier(tmp_path, pad_token_id=0)).identity
 
 
-def test_weights_beside_or_missing_from_those_of_the_model_are_rejected(tmp_path: Path) -> None:
-    path = write_classifier(tmp_path, num_hidden_layers=1)
-    config = (tmp_path / "config.json").read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2')
-    (tmp_path / "config.json").write_text(config.replace('"full_attention"', '"full_attention", "full_attention"', 1))
-    with pytest.raises(ModelError, match=r"lacks weights.*layers\.1"):
-        ScalarRM.load(path)
+def test_weights_beside_those_of_the_model_are_rejected(tmp_path: Path) -> None:
     path = Path(write_classifier(tmp_path))
     weights = load_file(path / "model.safetensors")
     width = weights["score.weight"].shape[1]
@@ -369,13 +357,3 @@ def test_head_of_one_output_is_read_though_the_config_says_two_labels(tmp_path: 
     (path / "pytorch_model.bin").write_bytes(b"no weights")
     with pytest.raises(ModelError, match="cannot be loaded: UnpicklingError"):
         ScalarRM.load(str(path))
-
-
-def test_model_that_caps_attention_scores_is_not_computed_without(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    heads = {"num_key_value_heads": 1, "head_dim": 16, "num_labels": 1, "pad_token_id": 0}
-    tokenizer = a_tokenizer()
-    config = Gemma2Config(**sizes, **heads, vocab_size=len(tokenizer), attn_logit_softcapping=1.0)
-    Gemma2ForSequenceClassification(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    assert ScalarRM.load(str(tmp_path)).model.config._attn_implementation.startswith("eager")

@@ -15,6 +15,8 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from conftest import QUICK, ROOT, SMALL, command, launch
 from safetensors.torch import load_file
 from training import spread
+from training.scripted_vllm import serving
+from training.small_grpo import tiny_trainer
 
 from think_as_locals import Judge
 from think_as_locals.config.checks import load_recipe
@@ -91,20 +93,34 @@ def test_take_up_launch_sets_the_environment_that_accelerate_sets(file: Path, un
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("name", "environment", "said"),
     [
-        ({}, "one process; run.launch=gpu8_zero3 has 8, and as many times the rows a step"),
-        ({"WORLD_SIZE": "1"}, "one process; run.launch=gpu8_zero3 has 8"),
-        ({"WORLD_SIZE": "8", "ACCELERATE_USE_DEEPSPEED": "true"}, "(DeepSpeed); run.launch=gpu8_zero3 is not needed"),
-        ({"WORLD_SIZE": "8", "ACCELERATE_USE_FSDP": "true"}, "(FSDP); run.launch=gpu8_zero3 is not needed"),
-        ({"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "bf16"}, "(bf16); run.launch=gpu8_zero3 is not needed"),
+        ("single", {}, None),
+        ("gpu8_zero3", {}, "one process; run.launch=gpu8_zero3 has 8, and as many times the rows a step"),
+        ("gpu8_zero3", {"WORLD_SIZE": "1"}, "one process; run.launch=gpu8_zero3 has 8"),
+        (
+            "gpu8_zero3",
+            {"WORLD_SIZE": "8", "ACCELERATE_USE_DEEPSPEED": "true"},
+            "(DeepSpeed); run.launch=gpu8_zero3 is",
+        ),
+        (
+            "gpu8_fsdp2",
+            {"WORLD_SIZE": "8", "ACCELERATE_USE_FSDP": "true"},
+            "(FSDP); run.launch=gpu8_fsdp2 is not needed",
+        ),
+        (
+            "gpu8_zero3",
+            {"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "bf16"},
+            "(bf16); run.launch=gpu8_zero3 is not",
+        ),
     ],
 )
 def test_launcher_environment_takes_precedence_over_run_launch(
-    unlaunched: pytest.MonkeyPatch, environment: dict[str, str], said: str
+    unlaunched: pytest.MonkeyPatch, name: str, environment: dict[str, str], said: str | None
 ) -> None:
     unlaunched.setattr(os, "environ", {**environment})
-    assert said in (workers.apply_launch("gpu8_zero3") or "")
+    found = workers.apply_launch(name)
+    assert found is None if said is None else said in str(found)
     assert os.environ == environment
 
 
@@ -214,9 +230,13 @@ def test_run_launch_zero3_shards_training_and_saves_a_plain_model(tmp_path: Path
 def ways(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> tuple[Path, dict[str, Any]]:
     """What two processes made of the same rollouts in every way."""
     folder = tmp_path_factory.mktemp("ways")
+    tiny_trainer(folder)  # makes the model
     launcher = [warm_python, command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]
-    done = launch(*launcher, "tests/training/spread.py", str(folder), PYTHONPATH=PATH)
+    with serving(folder / "model") as server:
+        words = ["tests/training/spread.py", str(folder), server.url]
+        done = launch(*launcher, *words, PYTHONPATH=PATH, VLLM_API_KEY="secret")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert {size for _, size in server.served} == {8, 1, 3}  # of both ranks; in evaluations 1 item, 3 pairs of another
     return folder, json.loads((folder / "results.json").read_text())
 
 
@@ -264,9 +284,43 @@ def test_fsdp2_shares_prefixes_resumes_saves_dtype_and_syncs(ways: tuple[Path, d
     for synced in (found["synced"], found["lora"]["synced"]):
         assert len(synced) == 3
         assert max(synced) < 1e-5
-    once, resumed = ([{**log, "rollout/synced_megabytes": 0} for log in logs] for logs in found["ahead"])
-    assert [log["rollout/staleness"] for log in once] == [0, 1, 1, 1, 1, 1]
-    assert resumed == once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["fsdp2", *spread.AHEAD])
+def test_sampling_ahead_works_on_two_ranks_under_every_sharding(ways: tuple[Path, dict[str, Any]], case: str) -> None:
+    found, unmoved = ways[1][case]["ahead"], case == "lora_zero3"
+    ages = [0, 1, 2, 3] if case == "ddp" else [0, 1, 1, 1]
+    assert [log["rollout/staleness"] for log in found["whole"]] == ages
+    apart = [log["sampling/sampling_logp_difference/max"] for log in found["whole"]]
+    assert [difference > 1e-3 for difference in apart] == [age > 0 and not unmoved for age in ages]
+    assert max(apart) < 1e-4 or not unmoved
+    assert found["resumed"] == found["whole"]
+    here, there = found["judged"]
+    assert here == there  # on both ranks
+    assert [len(each) for each in here] == [1, 1, 1]
+    assert "the model takes" in here[1][0]
+    assert found["fault"] == ["item 'x': no prompt"] * 2
+
+
+@pytest.mark.slow
+def test_faults_on_one_rank_end_both_ranks_only_above_the_limit(ways: tuple[Path, dict[str, Any]]) -> None:
+    first, second = ways[1]["faults"]
+    assert first == second
+    assert first["few"] == [2.0, 0.0]
+    failed = "step 1: on rank 1 the rewards of more than 10.0% of the last 20 rollouts failed"
+    assert first["many"].startswith(failed)
+    assert "ZeroDivisionError" in first["many"]
+    assert first["hangs"].startswith(failed)
+    assert "TimeoutError" in first["hangs"]
+    assert first["nan"].startswith("step 1: reward not finite on rank 1")
+    assert first["loss"].startswith("step 1: loss not finite on rank 1")
+
+
+@pytest.mark.slow
+def test_pairs_of_a_group_on_two_ranks_are_rewarded_together(ways: tuple[Path, dict[str, Any]]) -> None:
+    right, wrong = ({"correctness": sign, "consistency": both, "structure": 1} for sign, both in ((1, 1), (-1, 0)))
+    assert ways[1]["pairs"] == [[[right, wrong], 0.5], [[right, {**right, "consistency": 0}], 0.5]]
 
 
 @pytest.mark.slow
@@ -287,7 +341,7 @@ def test_resumed_sharded_run_is_bit_identical(ways: tuple[Path, dict[str, Any]],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["fsdp2", *spread.WAYS])
+@pytest.mark.parametrize("case", ["fsdp2", "ddp", "zero2", "zero3"])
 def test_code_in_a_sharded_checkpoint_is_not_executed(ways: tuple[Path, dict[str, Any]], case: str) -> None:
     found = ways[1][case]["checkpoint"]
     assert found["ran"] == dict.fromkeys(found["pickles"], False)  # no pickle is loaded otherwise than by torch
@@ -321,13 +375,3 @@ def test_deepspeed_run_ends_before_using_a_non_finite_gradient(ways: tuple[Path,
         message, unchanged = ways[1][case]["poisoned"]
         assert "step 1: gradient not finite" in message
         assert unchanged
-
-
-def test_one_process_for_several_gpus_is_refused(unlaunched: pytest.MonkeyPatch) -> None:
-    """One for one GPU is not, whatever the recipe's launch."""
-    config = load_recipe("recipes/quickstart.yaml", ["run.launch=gpu8_zero3"])
-    assert workers.launch_faults(config) == []
-    assert workers.apply_launch("single") is None
-    unlaunched.setattr(workers, "num_gpus", lambda: 8)
-    (fault,) = workers.launch_faults(config)
-    assert "a process for each GPU: this one sees 8" in fault

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ import pytest
 import torch
 import yaml
 from accelerate import PartialState
-from accelerate.utils import DistributedType, broadcast_object_list
+from accelerate.utils import DistributedType
 from conftest import ROOT
 from safetensors import safe_open
 from training import spread
 from training.local_engine import LocalEngine
-from training.scripted_vllm import serving
 from training.small_grpo import figures, settings
 from transformers import AutoModelForCausalLM, TrainerCallback
 
@@ -40,8 +39,7 @@ class SyncBeforeTraining(TrainerCallback):
         self._engine.sync_weights()
 
 
-ONE_BATCH = ["grpo.steps_per_generation=1", "grpo.gradient_accumulation_steps=1", "grpo.num_iterations=1"]
-COLOCATED = ["rollout=vllm_colocate", *ONE_BATCH]
+COLOCATED = ["rollout=vllm_colocate", *spread.ONE_BATCH]
 
 
 @contextmanager
@@ -71,7 +69,7 @@ def saved(trainer: Any, folder: Path, *overrides: str) -> tuple[str, dict[str, t
     return json.loads((output.model / "config.json").read_text())["dtype"], tensors
 
 
-def check(folder: Path) -> dict[str, Any]:
+def check(folder: Path, url: str) -> dict[str, Any]:
     """What the test of spread.py is told: steps and whether prefixes are shared, resumed steps, types, syncs."""
     found: dict[str, Any] = {}
     with fsdp2_enabled():
@@ -101,22 +99,8 @@ def check(folder: Path) -> dict[str, Any]:
         found["saved"] = all(torch.equal(value, expected[name].bfloat16()) for name, value in tensors.items())
         found["synced"] = synced(folder)
         found["lora"] = with_adapter(folder / "fsdp2_lora")
-        found["ahead"] = sampled_ahead(folder)
+        found["ahead"] = spread.sampled_ahead(folder / "fsdp2_ahead", url)
     return found
-
-
-def sampled_ahead(folder: Path) -> list[list[dict[str, Any]]]:
-    """What is logged of steps whose batches a server samples ahead: in one go, and from a checkpoint on."""
-    logged, is_main = [], PartialState().is_main_process
-    with pytest.MonkeyPatch.context() as patch, serving(folder / "model") if is_main else nullcontext() as server:
-        patch.setenv("VLLM_API_KEY", "secret")
-        [url] = broadcast_object_list([server.url if server else None])
-        where = ["rollout=vllm_server", f"rollout.url={url}", "rollout.ahead=1", "rollout.timeout_s=20"]
-        for _ in ("in one go", "from its checkpoint"):
-            trainer = spread.sampling(folder / "fsdp2_ahead", *where, "grpo.save_steps=3", *ONE_BATCH)
-            trainer.train_from(trainer.checkpoints.latest())
-            logged.append(figures(trainer))
-    return logged
 
 
 def with_adapter(folder: Path) -> dict[str, Any]:

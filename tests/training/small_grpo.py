@@ -1,14 +1,10 @@
-"""A tiny judge and its trainer, for tests of what happens around a training step.
-
-torchrun --nproc_per_node 2 small_grpo.py FOLDER      a fault on rank 1 alone: what each rank makes of it
-"""
+"""A tiny judge and its trainer, for tests of what happens around a training step."""
 
 from __future__ import annotations
 
 import json
-import math
 import random
-import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,12 +16,12 @@ from accelerate import PartialState
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.data import load
-from think_as_locals.judging import Component, Evidence, render, write
+from think_as_locals.judging import Component, Evidence, render
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import JudgeTrainer
-from think_as_locals.types import Criterion, Item, Judgement, Rubric, ThinkAsLocalsError
+from think_as_locals.types import Item, Judgement, ThinkAsLocalsError
 
 TINY = [
     *("data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=4"),
@@ -117,43 +113,8 @@ def raising(times: int) -> Component:
 
 
 def hanging(*_: object) -> float:
-    while True:
+    """Work for a second, which is too long, without letting go of Python."""
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
         pass
-
-
-def main(folder: Path) -> None:
-    PartialState(cpu=True)
-    rank = PartialState().process_index
-    limits = ["reward.fault_window=20", "reward.max_fault_share=0.1", "reward.timeout_s=0.3"]
-    found: dict[str, Any] = {}
-    own: dict[str, Component] = {"few": raising(2), "many": raising(3), "hangs": hanging, "nan": lambda *_: math.nan}
-    for case in (*own, "loss"):
-        trainer = tiny_trainer(folder, *limits)
-        if rank == 1 and case in own:
-            trainer.rewards.own["structure"] = own[case]
-        if case == "loss" and rank == 1:
-            poison_loss(trainer)
-        message = ends_with(trainer.train)
-        faults = [log["reward_faults"] for log in trainer.state.log_history if "reward_faults" in log]
-        found[case] = message or faults
-    found["pairs"] = pairs(folder, rank)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
-
-
-def pairs(folder: Path, rank: int) -> list[Any]:
-    """A group of four that lies on two ranks: the pairs are (right, right) and (wrong, right)."""
-    trainer = tiny_trainer(folder, "reward=j1", "grpo.per_device_train_batch_size=2")
-    end = trainer.processing_class.eos_token_id
-    rubric = Rubric(tuple(Criterion(weight, f"Custom {weight}", "Done.") for weight in (50, 30, 20)))
-    example = trainer.train_dataset[rank]
-    best = example["presented"].best
-    verdicts = [best, best if rank == 1 else (best + 1) % 4]
-    texts = [write(rubric, "Weighed.", verdict) for verdict in verdicts]
-    completions = [[*ids, end] for ids in trainer.processing_class(texts, add_special_tokens=False)["input_ids"]]
-    logged: dict[str, float] = {}
-    found = trainer.rewards.score(completions, [example] * 2, 0, logged.__setitem__, trainer._gain_scorer.score)
-    return [[dict(breakdown.parts) for breakdown in found if breakdown], logged["consistent_accuracy"]]
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return 0.0

@@ -1,13 +1,15 @@
-"""The same few steps under every kind of sharding, with rollouts that depend only on prompt and step.
+"""What two processes do: the same few steps under every kind of sharding, sampling ahead, and a fault on one rank.
 
-Under DeepSpeed also with the policy's own rollouts: uninterrupted, and resumed from a checkpoint.
+Rollouts depend only on prompt and step; under DeepSpeed there are also runs with the policy's own, uninterrupted and
+resumed from a checkpoint.
 
-accelerate launch --config_file launch/cpu_zero2.yaml spread.py FOLDER      on two processes: what each way gives
+accelerate launch --config_file launch/cpu_zero2.yaml spread.py FOLDER URL      of a server of FOLDER/model
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import random
@@ -16,16 +18,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from items import make_item
+from items import RUBRIC, make_item
 from reward_models.scripted import Scripted
-from training.small_grpo import Code, chance, ends_with, figures, settings, tiny_trainer
+from training.small_grpo import Code, chance, ends_with, figures, hanging, poison_loss, raising, settings, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
@@ -33,12 +36,14 @@ from think_as_locals import train
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.load import EvalSet
 from think_as_locals.engines import Chat
+from think_as_locals.judging import Component, write
 from think_as_locals.runtime.ranks import join, set_rank_timeout
 from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import ShardsWriter
 from think_as_locals.training.rollouts import ColocatedGeneration
+from think_as_locals.types import DataError
 
 GLOBAL_BATCH = 8
 SLOW_SERVER = ["rollout=vllm_server", "rollout.timeout_s=4000.0"]
@@ -56,6 +61,12 @@ WAYS: dict[str, tuple[str | None, list[str]]] = {  # stage of ZeRO, and override
     "lora_zero3": ("3", LORA),
 }
 STOPPED = ("lora_zero2", "zero3")
+ONE_BATCH = ["grpo.steps_per_generation=1", "grpo.gradient_accumulation_steps=1", "grpo.num_iterations=1"]
+AHEAD = {  # ways that sample ahead, and overrides
+    "ddp": ["reward=full", "prompt=compact_rubric", "rollout.ahead=3"],
+    "zero3": [],
+    "lora_zero3": [*LORA, "grpo.learning_rate=1e-9"],
+}
 
 
 def sampling(folder: Path, *overrides: str) -> JudgeTrainer:
@@ -197,6 +208,74 @@ def check_poisoned_checkpoint(folder: Path, overrides: list[str]) -> dict[str, A
     return {**found, "marker": (folder / "marker").exists()}
 
 
+def sampled_ahead(folder: Path, url: str, *overrides: str) -> dict[str, Any]:
+    """Steps that a server samples ahead, in one go and from a checkpoint on; evaluations by it, and a fault."""
+    found: dict[str, Any] = {}
+    where = ["rollout=vllm_server", f"rollout.url={url}", "rollout.ahead=1", "rollout.timeout_s=20"]
+    steps = ["grpo.max_steps=4", "grpo.save_steps=2", "grpo.warmup_steps=0", *ONE_BATCH]
+    if PartialState().is_main_process:  # the server's: another prompt would make other words
+        shutil.copytree(folder.parent / "model", folder / "model")
+    for name in ("whole", "resumed"):
+        trainer = sampling(folder, *where, *steps, *overrides)
+        trainer.train_from(trainer.checkpoints.latest())
+        # A process that has just connected sends the base of an adapter first.
+        found[name] = [{**log, "rollout/synced_megabytes": 0} for log in figures(trainer)]
+    found["judged"] = gather_object([judged(trainer)])
+    trainer._ahead._tokenized, trainer._ahead._rows = no_prompt, None  # the main process alone calls this
+    found["fault"] = gather_object([ends_with(lambda: trainer._ahead._start(0))])
+    return found
+
+
+def judged(trainer: JudgeTrainer) -> list[list[str]]:
+    """The completions about two items in an evaluation: one is too long, and by one protocol there is only one."""
+    config, (item, *_) = settings()
+    long = make_item(id="long", prompt="rain " * 5000)
+    sets = {
+        kind: EvalSet(items=items, dataset="cards", split="all", protocol=kind, orders=1)
+        for kind, items in {"listwise": (item, long), "pairwise": (item,)}.items()
+    }
+    with TemporaryDirectory() as folder:
+        found = train.judge_sets(config, trainer, sets, Path(folder) / "step-0.jsonl", lambda *_: None)
+    return [[one.judgement.completion for one in scored] for scored in found.values()]
+
+
+def no_prompt(rows: list[int]) -> NoReturn:
+    raise DataError("item 'x': no prompt")
+
+
+def faults(folder: Path) -> dict[str, Any]:
+    """What a fault on rank 1 alone ends with, or the faults that are logged."""
+    limits = ["reward.fault_window=20", "reward.max_fault_share=0.1", "reward.timeout_s=0.3"]
+    own: dict[str, Component] = {"few": raising(2), "many": raising(3), "hangs": hanging, "nan": lambda *_: math.nan}
+    found: dict[str, Any] = {}
+    for case in (*own, "loss"):
+        trainer = tiny_trainer(folder, *limits)
+        if not PartialState().is_main_process:
+            if case == "loss":
+                poison_loss(trainer)
+            else:
+                trainer.rewards.own["structure"] = own[case]
+        message = ends_with(trainer.train)
+        found[case] = message or [log["reward_faults"] for log in trainer.state.log_history if "reward_faults" in log]
+    return found
+
+
+def pairs(folder: Path) -> list[Any]:
+    """A group of four that lies on two ranks: the pairs are (right, right) and (wrong, right)."""
+    trainer, rank = (
+        tiny_trainer(folder, "reward=j1", "grpo.per_device_train_batch_size=2"),
+        PartialState().process_index,
+    )
+    example = trainer.train_dataset[rank]
+    best = example["presented"].best
+    texts = [write(RUBRIC, "Weighed.", verdict) for verdict in (best, best if rank == 1 else (best + 1) % 4)]
+    end = trainer.processing_class.eos_token_id
+    completions = [[*ids, end] for ids in trainer.processing_class(texts, add_special_tokens=False)["input_ids"]]
+    logged: dict[str, float] = {}
+    found = trainer.rewards.score(completions, [example] * 2, 0, logged.__setitem__, trainer._gain_scorer.score)
+    return [[dict(breakdown.parts) for breakdown in found if breakdown], logged["consistent_accuracy"]]
+
+
 def tensor_parallel(folder: Path) -> dict[str, Any]:
     """What both ranks of one engine are given to judge in an evaluation, and how often each item is judged."""
     items = tuple(make_item(id=f"item-{number}") for number in range(5))
@@ -220,14 +299,16 @@ def tensor_parallel(folder: Path) -> dict[str, Any]:
     return {"given": gather_object([engine.asked]), "counts": counts}
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, url: str) -> None:
     from training import fsdp2
 
     join()
     set_rank_timeout(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "false"
-    found: dict[str, Any] = {"fsdp2": fsdp2.check(folder)}  # first: DeepSpeed leaves its mark on transformers
+    found: dict[str, Any] = {"fsdp2": fsdp2.check(folder, url)}  # first: DeepSpeed leaves its mark on transformers
     print("fsdp2", found["fsdp2"], flush=True)
+    found["faults"] = gather_object([faults(folder / "faults")])
+    found["pairs"] = gather_object([pairs(folder / "faults")])
     for case, (stage, overrides) in WAYS.items():
         os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = stage or ""
@@ -241,9 +322,12 @@ def main(folder: Path) -> None:
             "curve": curve(trainer),
             "unshared": trainer.unshared_reason,
             "difference": saved_difference(trainer, folder, case, overrides),
-            "checkpoint": check_poisoned_checkpoint(folder, overrides),
             "another launch": of_another_case,
         }
+        if overrides == ROW_BY_ROW:  # with an adapter there are the same files
+            found[case]["checkpoint"] = check_poisoned_checkpoint(folder, overrides)
+        if case in AHEAD:
+            found[case]["ahead"] = sampled_ahead(folder / f"{case}_ahead", url, *AHEAD[case])
         if case in STOPPED:
             found[case]["stopped"] = stopped(folder / f"{case}_stopped", overrides)
         if case in ("zero2", "zero3"):
@@ -257,4 +341,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

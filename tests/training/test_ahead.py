@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 import torch
-from conftest import ROOT, command, launch
+from conftest import ROOT
 from loopback import Received
 from training.scripted_vllm import ScriptedVLLM, samples, serving
 from training.small_grpo import chance, ends_with, figures, tiny_trainer
@@ -254,28 +253,3 @@ def test_nccl_connects_first_and_after_a_restart(
     assert engine._choose_transfer() == (True, False)
     server.connected = False
     assert engine._choose_transfer() == (True, True)
-
-
-@pytest.mark.slow
-def test_sampling_ahead_works_on_two_ranks_under_every_sharding(
-    server: ScriptedVLLM, tmp_path: Path, warm_python: str
-) -> None:
-    words = ["launch", "--config_file", "launch/cpu_zero2.yaml", "tests/training/ahead_process.py", str(tmp_path)]
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "VLLM_API_KEY": "secret", "OMP_NUM_THREADS": "1"}
-    done = launch(warm_python, command("accelerate"), *words, server.url, **environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
-    for way, found in results.items():
-        ages = [0, 1, 2, 3] if way == "ddp" else [0, 1, 1, 1]
-        assert [log["rollout/staleness"] for log in found["whole"]] == ages, way
-        off_policy = [log["sampling/sampling_logp_difference/max"] > 1e-3 for log in found["whole"]]
-        assert off_policy == [age > 0 and way != "unmoved" for age in ages], way
-        if way != "unmoved":
-            assert [*map(without_syncs, found["resumed"])] == [*map(without_syncs, found["whole"])], way
-        here, there = found["judged"]
-        assert here == there, way  # on both ranks
-        assert [len(each) for each in here] == [1, 1, 1], way
-        assert "the model takes" in here[1][0], way
-        assert found["fault"] == ["item 'x': no prompt"] * 2, way
-    assert max(log["sampling/sampling_logp_difference/max"] for log in results["unmoved"]["whole"]) < 1e-4
-    assert {size for _, size in server.served} == {8, 1, 3}  # of both ranks; in evaluations 1 item, 3 pairs of another
