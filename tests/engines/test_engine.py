@@ -202,7 +202,6 @@ def test_judge_settings_come_from_the_hub_or_its_cache(tmp_path: Path) -> None:
     [
         ("tokenizer_config.json", json.dumps({"chat_template": "{{ m.split('</think>') }}"}), ("</think>",)),
         ("chat_template.jinja", "{{ m.split('</think>') }}", ("</think>",)),
-        ("chat_template.jinja", "{{ m }}", ()),
     ],
 )
 def test_special_tokens_of_a_served_judge_include_template_marks(

@@ -158,7 +158,7 @@ rows = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(rows=rows, order=st.randoms(use_true_random=False), picks=st.sampled_from([longest, first]))
 def test_rewards_follow_their_rows_in_any_order(rows: list[tuple[Any, ...]], order: Any, picks: Picks) -> None:
     reward = judge(picking(picks))

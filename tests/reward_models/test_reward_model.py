@@ -16,9 +16,7 @@ from think_as_locals.reward_models.reward_model import (
     ScoredItem,
     apply_too_long,
     combine,
-    favourite,
     query_fitting,
-    tie_credit,
 )
 from think_as_locals.types import Item, Judgement, TooLongError
 
@@ -44,71 +42,41 @@ def test_row_is_in_item_order_and_correct_if_the_verdict_is_the_best() -> None:
     assert [scored(verdict, presented=TURNED).correct for verdict in (0, 1, 2, None)] == [False, False, True, False]
 
 
-class ShortContextModel:
-    """Takes items with an even number; with `late` it answers them before it says that the others are too long."""
+class Selective:
+    """Takes every third item; the next is too long, the one after it refused, which it says at last if `late`."""
 
     def __init__(self, late: bool) -> None:
         self.late = late
         self.asked: list[str] = []
 
     def query(self, requests: Sequence[Request]) -> Answered:
-        places = [i for i, request in enumerate(requests) if int(request.item.id) % 2]
-        fitting = [i for i in range(len(requests)) if i not in places]
-        for i in fitting if self.late or not places else []:
-            self.asked.append(requests[i].item.id)
-            yield i, {"score": float(requests[i].item.id)}
-        if places:
-            raise TooLongError("too much", places)
+        kinds = [int(request.item.id) % 3 for request in requests]
+        for i, request in enumerate(requests):
+            if kinds[i] == 0 and (self.late or not any(kinds)):
+                self.asked.append(request.item.id)
+                yield i, {"score": float(request.item.id)}
+        if not_taken := [i for i, kind in enumerate(kinds) if kind]:
+            raise TooLongError("too much", not_taken, refused=[i for i in not_taken if kinds[i] == 2])
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
         return [ScoredItem(item=item, presented=item, judgement=scored(item.best).judgement)]
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_too_long_items_are_skipped_and_settled_as_configured(late: bool) -> None:
-    items, rm = [make_item(id=str(i), best=1) for i in range(5)], ShortContextModel(late)
+def test_items_that_are_too_long_or_refused_are_skipped_and_settled_as_configured(late: bool) -> None:
+    items, rm = [make_item(id=str(i), best=1) for i in range(5)], Selective(late)
     answers = dict(query_fitting(rm, [Request(item, (0,)) for item in items]))  # type: ignore[arg-type]
-    too_long = {"too_long": "too much"}
-    assert answers == {0: {"score": 0.0}, 1: too_long, 2: {"score": 2.0}, 3: too_long, 4: {"score": 4.0}}
-    assert rm.asked == ["0", "2", "4"]
-    answered = [(item, [answers[i]]) for i, item in enumerate(items)]
-    every = list(combine(rm, answered))  # type: ignore[arg-type]
-    left = apply_too_long(every, "exclude")
-    assert [(one.item.id, one.credit) for one in left] == [("0", 1.0), ("2", 1.0), ("4", 1.0)]
+    long, refused = {"too_long": "too much"}, {"refused": "too much"}
+    assert answers == {0: {"score": 0.0}, 1: long, 2: refused, 3: {"score": 3.0}, 4: long}
+    assert rm.asked == ["0", "3"]
+    every = list(combine(rm, [(item, [answers[i]]) for i, item in enumerate(items)]))  # type: ignore[arg-type]
+    assert [one.judgement.issues for one in every] == [(), ("too_long",), ("refused",), (), ("too_long",)]
+    assert [one.too_long for one in every] == [False, True, True, False, True]
+    assert not any(one.parse_failure for one in every)
+    assert [(one.item.id, one.credit) for one in apply_too_long(every, "exclude")] == [("0", 1.0), ("3", 1.0)]
     assert list(apply_too_long(every, "wrong")) == every
-    assert [one.credit for one in every] == [1, 0, 1, 0, 1]
-    assert [(one.too_long, one.parse_failure) for one in every[:2]] == [(False, False), (True, False)]
-    with pytest.raises(TooLongError, match=r"2 of 5 items are too long, or refused: '1', '3'\. too much\. eval"):
+    assert [one.credit for one in every] == [1, 0, 0, 1, 0]
+    with pytest.raises(TooLongError, match=r"3 of 5 items are too long, or refused: '1', '2', '4'\. too much\. eval"):
         list(apply_too_long(every, "error"))
     with pytest.raises(TooLongError, match="1 of 1 items are too long, or refused"):
         list(apply_too_long(every[1:2], "wrong"))
-
-
-def test_tie_of_k_has_credit_1_over_k_and_a_parse_failure_none() -> None:
-    assert tie_credit([1.0, 3.0, 2.0], best=1) == 1
-    assert tie_credit([1.0, 3.0, 2.0], best=2) == 0
-    assert tie_credit([3.0, 3.0, 2.0, 3.0], best=0) == pytest.approx(1 / 3)
-    assert tie_credit((2.0, 2.0), best=1) == 0.5
-    assert [favourite(scores) for scores in ([1.0, 3.0, 2.0], [3.0, 3.0, 2.0])] == [1, None]
-    tie = scored(None, scores=(2.0, 2.0, 1.0))
-    assert (tie.credit, tie.correct, tie.parse_failure) == (0.5, False, False)
-    failure = scored(None, "verdict_label", scores=(0.0, 9.0, 0.0))
-    assert (failure.credit, failure.parse_failure) == (0.0, True)
-    assert replace(failure, parse_failure_credit=1 / 3).credit == 1 / 3
-    assert scored(1).credit == 1.0
-
-
-def test_refused_item_counts_like_one_that_is_too_long_under_a_name_of_its_own() -> None:
-    class Filtered(ShortContextModel):
-        def query(self, requests: Sequence[Request]) -> Answered:
-            if len(requests) > 1:
-                raise TooLongError("too much, or refused", (0, 1), refused=(1,))
-            yield 0, {"score": 1.0}
-
-    items = [make_item(id=str(i), best=1) for i in range(3)]
-    answers = dict(query_fitting(Filtered(False), [Request(item, (0,)) for item in items]))  # type: ignore[arg-type]
-    assert [{*answers[i]} for i in range(3)] == [{"too_long"}, {"refused"}, {"score"}]
-    every = list(combine(Filtered(False), [(item, [answers[i]]) for i, item in enumerate(items)]))  # type: ignore[arg-type]
-    assert [one.judgement.issues for one in every] == [("too_long",), ("refused",), ()]
-    assert [one.item.id for one in apply_too_long(every, "exclude")] == ["2"]
-    assert [one.credit for one in apply_too_long(every, "wrong")] == [0, 0, 1]

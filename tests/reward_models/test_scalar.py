@@ -7,8 +7,9 @@ import json
 import math
 import random
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -279,20 +280,6 @@ def test_too_long_response_is_rejected_before_any_answer_is_kept(path: str) -> N
         ScalarRM.load(path, max_length=300)
 
 
-@pytest.mark.parametrize("labels", [2, 3])
-def test_head_with_several_labels_is_rejected(tmp_path: Path, labels: int) -> None:
-    path = write_classifier(tmp_path, num_labels=labels)
-    with pytest.raises(ModelError, match=rf"Qwen3ForS.*one label.*score\.weight is \[{labels}, 32\]"):
-        ScalarRM.load(path)
-
-
-def test_model_without_a_head_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="Qwen3ForCausalLM"):
-        ScalarRM.load(write_language_model(tmp_path / "plain", seed=0))
-    with pytest.raises(ModelError, match=r"lacks weights.*score\.weight"):
-        ScalarRM.load(write_language_model(tmp_path / "one", seed=0, num_labels=1))
-
-
 def test_non_finite_score_error_names_item_and_response(path: str) -> None:
     rm = ScalarRM.load(path)
     with torch.no_grad():
@@ -310,13 +297,28 @@ def test_identity_depends_on_dtype_and_weights(path: str, tmp_path: Path) -> Non
     assert wide.identity != ScalarRM.load(write_classifier(tmp_path, pad_token_id=0)).identity
 
 
-def test_weights_beside_those_of_the_model_are_rejected(tmp_path: Path) -> None:
-    path = Path(write_classifier(tmp_path))
-    weights = load_file(path / "model.safetensors")
-    width = weights["score.weight"].shape[1]
-    save_file({**weights, "gating.weight": torch.ones(4, width)}, path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"weights that would not be read: gating\.weight"):
-        ScalarRM.load(str(path))
+def with_a_gate(folder: Path) -> str:
+    """A classifier with weights of another head beside its own."""
+    path = write_classifier(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "gating.weight": torch.ones(4, 32)}, folder / "model.safetensors", {"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (partial(write_classifier, num_labels=3), r"Qwen3ForS.*one label.*score\.weight is \[3, 32\]"),
+        (partial(write_language_model, seed=0), "Qwen3ForCausalLM"),
+        (partial(write_language_model, seed=0, num_labels=1), r"lacks weights.*score\.weight"),
+        (with_a_gate, r"weights that would not be read: gating\.weight"),
+    ],
+)
+def test_model_that_is_no_classifier_of_one_label_is_rejected(
+    tmp_path: Path, write: Callable[[Path], str], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        ScalarRM.load(write(tmp_path))
 
 
 def test_architecture_of_a_repositorys_own_is_not_scored_as_another(tmp_path: Path) -> None:

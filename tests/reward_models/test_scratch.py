@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from items import RUBRIC
-from reward_models.trained import SIZES
+from reward_models.tiny import SIZES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from think_as_locals.engines import Chat

@@ -11,9 +11,22 @@ from items import make_item
 from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
+from think_as_locals.config.schema import ScratchSection
 from think_as_locals.engines import shared_layers
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.types import Item
+
+SIZES = ScratchSection(
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    num_subwords=300,
+    num_phrases=60,
+    initializer_range=0.06,
+)
+"""Of a judge from scratch."""
 
 _TEXT = "rice tea bread soup noodles a bow a wai two kisses with palms pressed in the morning for elders"
 WORDS = _TEXT.split()

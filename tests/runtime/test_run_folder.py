@@ -15,7 +15,6 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.evaluation import carb
 from think_as_locals.runtime import run_folder
-from think_as_locals.runtime.files import explain
 from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, rewind
 from think_as_locals.types import TEST, ConfigError, DataError, FileError, RunStoppedError, join_turns
 
@@ -65,14 +64,6 @@ def test_concurrently_created_run_is_rejected_or_resumed(
     else:
         open_run(config(tmp_path, resume=resume))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_folder_creation_error_is_one_of_a_path(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="Not a directory") as caught:
-        open_run(config(tmp_path / "file"))
-    assert "a file is where a folder is needed" in explain(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(
