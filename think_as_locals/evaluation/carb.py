@@ -76,7 +76,6 @@ def summarise(
     failures, in_format = (accuracy(share, group[rows["item"]], **drawn) for share in shares)
     # An item in several orders counts in several positions, and one that was not presented in none.
     presented = rows[~rows["too_long"]]
-    positions = indices_by_name([LABELS[slot] for slot in presented["best_slot"]])
     names = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
     return {
         "dataset": dataset,
@@ -101,7 +100,7 @@ def summarise(
         },
         "by_position": {
             label: measure(presented["item"].to_numpy()[part], presented["credit"].to_numpy()[part])
-            for label, part in positions
+            for label, part in indices_by_name([LABELS[slot] for slot in presented["best_slot"]])
         },
         "faulty_rows": {"n": faulty},
         "slot_bias": slot_bias(judged, **drawn),
