@@ -123,7 +123,7 @@ def test_judge_evaluated_on_its_training_items_is_marked(words: list[str], tmp_p
     note = f"trained on {counted['items']} of these 64 items"
     assert f"warning: mine was {note}" in done.err
     assert "mine † ●" in done.out  # the leaderboard
-    assert f"† mine: {note}" in (tmp_path / "seen" / "leaderboard.md").read_text()
+    assert f"Warning: mine was {note}" in (tmp_path / "seen" / "leaderboard.md").read_text()
     compared = tal("compare", *[str(tmp_path / "seen" / "carb" / f"{name}.parquet") for name in ("constant", "mine")])
     assert f"B was {note}" in " ".join(compared.out.split())
     assert "A was" not in compared.out

@@ -162,8 +162,9 @@ def test_missing_reward_model_does_not_fail_the_others(evaluation: Evaluation, t
     gone = evaluation.folder / "gone"
     typo = ["rms.typo=judge", f"rms.typo.path={gone}", "rms.keyless=server", "rms.keyless.url=http://127.0.0.1:9/v1"]
     typo += ["rms.keyless.model=m", "rms.keyless.key_variable=TAL_NO_SUCH_KEY"]
-    done = tal(*evaluation.words, *typo, "eval.too_long=wrong")
+    done = tal(*evaluation.words, *typo, "eval.too_long=wrong", "--json")
     assert (done.status, evaluation.ranked) == (1, [["constant", "good", "short"]])
+    assert json.loads(done.out) == evaluation.read("leaderboard.json")
     assert evaluation.failed["typo"] == f"rms.typo.path: {gone}: neither a directory nor a Hub id (owner/name)"
     assert evaluation.failed["keyless"].startswith("TAL_NO_SUCH_KEY is not set")
     assert evaluation.read("failed/typo.json")["traceback"] is None

@@ -20,7 +20,6 @@ from think_as_locals.data.load import Candidates, describe_items, load_side, rea
 from think_as_locals.data.splits import select
 from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation import carb, downstream
-from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
@@ -31,7 +30,7 @@ from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.doctor import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
-from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
+from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json, write_rows
 from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.runtime.terminal import Terminal, progress_bar, progress_console
@@ -99,7 +98,7 @@ def _load_edits(config: EvaluationConfig, items: Sequence[Item]) -> Edits:
 def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder) -> None:
     """Evaluate reward models one after the other, and write the leaderboard.
 
-    If one fails, the others go on; the evaluation then ends with status 1, and a resumed run tries it again.
+    If one fails, the others go on; its error is among the results, and a resumed run tries it again.
     """
     quiet_transformers()
     console, errors = progress_console(), Terminal(stderr=True, style="red")
@@ -111,8 +110,6 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder) -> No
             draw(sample, config.seed, data.questions, folder, bar)
         data = replace(data, candidates=read_candidates(folder.candidates))
         clear_device_cache(garbage_collection=True)  # of the policy
-    # Now, since answers will take memory, too: all reward models share them.
-    baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
     failed = []
     for name in config.rms:
         record = folder.result("failed", name)
@@ -137,8 +134,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder) -> No
         if config.sample is not None:
             command = shlex.join(["tal", "validity", str(folder.path)])
             errors.print(f"no r2        a reward model failed; for the others: {command}", soft_wrap=True)
-        raise SystemExit(1)
-    if config.sample is not None:
+    elif config.sample is not None:
         _validity(folder, errors)
 
 
@@ -243,7 +239,13 @@ class RewardModelEvaluation:
         chosen, unsure = downstream.tournament(rows, collector.scores, size, config.seed)
         table = self._result("selections").with_suffix(".jsonl")
         table.unlink(missing_ok=True)  # of a run that was killed between the two files
-        downstream.write_selections(rows, chosen, table)
+        write_rows(
+            table,
+            (
+                {"id": row.id, "chosen": i, "candidate": row.texts[i], "quality": row.qualities and row.qualities[i]}
+                for row, i in zip(rows, chosen, strict=True)
+            ),
+        )
         found: dict[str, Any] = {"n": len(rows), "unsure": unsure}
         if rows[0].qualities is not None:
             found |= downstream.selection_quality(rows, chosen, config.eval.bootstrap_samples, config.seed)

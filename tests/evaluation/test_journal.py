@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 import random
 import resource
@@ -67,7 +68,7 @@ class Hashing:
     score_requests = requests
 
     def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
-        return tuple(answer["score"] for answer in answers)
+        return tuple(answer.get("score", math.nan) for answer in answers)
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
         scores = self.scores(item, answers)

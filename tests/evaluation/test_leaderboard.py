@@ -201,13 +201,18 @@ def test_macro_cells_and_missing_cells_are_listed(missing: list[str], tmp_path: 
 def test_models_on_different_items_get_separate_boards(evaluation: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     measure(other, "fewer", predictions(lambda _: 1, items()[:60]), dataset="fewer cards")
-    changed = [replace(item, best=1 - item.best) for item in items()]
+    first, *others = items()
+    edited = replace(first, responses=(f"{first.responses[0]} Indeed.", *first.responses[1:]))
+    changed = [replace(item, best=1 - item.best) for item in (edited, *others)]  # their ids are the same
     measure(other, "swapped", predictions(lambda _: 1, changed))
     page = Page(write_leaderboard([evaluation, other], tmp_path / "out"))
     boards = [board_of(tmp_path / "out", number) for number in range(3)]
     assert [[model["name"] for model in board["models"]] for board in boards][1:] == [["fewer"], ["swapped"]]
     assert [len(board["pairs"]) for board in boards] == [6, 0, 0]
     assert "3 different sets of items" in page.text
+    data = embedded(page)
+    columns = zip(*(data["judgements"][name] for name in ("item", "model")), strict=True)
+    assert data["total"] == len(dict.fromkeys(columns)) == len(data["judgements"]["item"])
     assert "different items" in (tmp_path / "out/leaderboard.md").read_text()
 
 

@@ -190,6 +190,16 @@ def test_untrusted_text_is_escaped(plain: tuple[JudgeRun, str], culture: str) ->
     assert ModelCard(text).data.to_dict() == ModelCard(expected).data.to_dict()
 
 
+def test_items_without_a_culture_count_under_their_language_once(plain: tuple[JudgeRun, str]) -> None:
+    run, expected = plain
+    result = run.results[0]
+    by_culture = {"English": result.summary["by_culture"]["TH"]}
+    told = replace(result, summary={**result.summary, "by_culture": by_culture})
+    text = model_card(replace(run, results=(told,)), REPO, adapter=False).text().decode()
+    assert "- **Cultures measured**: Thailand (TH)\n" in expected
+    assert "- **Cultures measured**: English\n" in text
+
+
 def test_no_item_text_is_published(run: Path) -> None:
     content = content_of(prepare(run, REPO))
     texts = b"".join(text for path, text in content.items() if path.startswith(("README", "carb/", "prompt/")))

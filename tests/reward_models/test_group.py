@@ -89,7 +89,8 @@ def test_duplicates_count_once_and_a_single_response_is_neutral() -> None:
     assert scores(judge(alone), "ab", "ab") == [0.5, 0.5]
     assert scores(judge(alone)) == []
     assert alone.calls == []
-    assert scores(judge(Scripted(), "pointwise", 1), "ab") == [2.0]
+    assert scores(judge(alone, "pointwise", 1), "ab") == [2.0]
+    assert len(alone.calls[0]) == 1
 
 
 def test_blank_response_gets_the_lowest_reward() -> None:

@@ -15,7 +15,15 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.evaluation import carb
 from think_as_locals.runtime import run_folder
-from think_as_locals.runtime.run_folder import RunFolder, keep_digest, lock_run_dir, open_run, resumable, rewind
+from think_as_locals.runtime.run_folder import (
+    RunFolder,
+    keep_digest,
+    lock_run_dir,
+    open_run,
+    refuse_links,
+    resumable,
+    rewind,
+)
 from think_as_locals.types import TEST, ConfigError, DataError, FileError, RunStoppedError, join_turns
 
 
@@ -159,6 +167,13 @@ def test_continued_folder_with_a_link_is_refused_before_anything_is_written(tmp_
     with pytest.raises(ConfigError, match=r"is a link, and none is followed"):
         open_run(config(tmp_path))
     assert victim.read_text() == "years of work"
+
+
+def test_links_that_wandb_makes_in_a_run_or_a_job_of_a_sweep_are_no_fault(tmp_path: Path) -> None:
+    for folder in (tmp_path / "wandb", tmp_path / "job" / "wandb" / "latest-run"):
+        folder.mkdir(parents=True)
+        (folder / "debug.log").symlink_to(tmp_path)
+    refuse_links(tmp_path)
 
 
 def test_data_that_changed_since_the_start_are_refused(tmp_path: Path) -> None:

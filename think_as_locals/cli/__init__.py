@@ -46,7 +46,8 @@ def main(recipe: str | None = None) -> None:
             from think_as_locals.run import start
 
             set_output(None)
-            start(recipe, sys.argv[1:])
+            if start(recipe, sys.argv[1:]).results("failed"):
+                raise SystemExit(1)
         else:
             arguments = _parse(sys.argv[1:] or ["--help"])
             set_output(getattr(arguments, "output", None))

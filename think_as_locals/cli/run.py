@@ -80,7 +80,7 @@ def add_command(commands: Any, name: str, summary: str) -> None:
 
 
 def _run(arguments: Namespace) -> None:
-    """Run a recipe, or a sweep of it, and print the results; status 1 if a job of the sweep failed."""
+    """Run a recipe, or a sweep of it, and print the results; status 1 if a job or a reward model failed."""
     recipe, overrides = arguments.recipe, arguments.overrides
     if arguments.multirun and arguments.print_config:
         raise ConfigError("--print-config is for one run: leave out -m; -m --dry-run prints the overrides of each job")
@@ -109,7 +109,8 @@ def _run(arguments: Namespace) -> None:
         else:
             from think_as_locals.run import start
 
-            path, is_done = start(recipe, overrides).path, True
+            run = start(recipe, overrides)
+            path, is_done = run.path, not run.results("failed")
     if arguments.json:
         print_result(RunFolder(path).findings.read_text(encoding="utf-8").rstrip("\n"))
     if not is_done:

@@ -157,7 +157,7 @@ def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> D
                 **{f"{side} †" if side in trained else side: figure(each[side.lower()]) for side in "AB"},
                 "B - A": figure(each["difference"], "difference", "+.1f"),
                 "p": p_value(each["p"]),
-                "detectable": "" if each["name"].startswith(_MACRO) else least,
+                "detectable": "" if each["name"].startswith(f"{_MACRO}, ") else least,
                 "best baseline": f"{name} {figure(baseline)}",
             }
         )

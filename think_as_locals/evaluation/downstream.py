@@ -27,7 +27,7 @@ from think_as_locals.evaluation.pages import BLUE, GREY, draw, page_style, svg
 from think_as_locals.evaluation.probes import Scorer
 from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
 from think_as_locals.evaluation.tables import figure, p_value
-from think_as_locals.runtime.files import read_json, write_json, write_rows, write_text
+from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item
 
@@ -64,8 +64,6 @@ def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples
     Intervals are over question groups (rows with the same prompt). `headroom` is the share of the possible gain that
     was achieved; `None` if the candidates of each row are equally good.
     """
-    if lacks := [row.id for row in rows if row.qualities is None]:
-        raise DataError(f"{len(lacks)} of {len(rows)} rows have no qualities, such as {lacks[0]!r}: nothing to average")
     qualities = [row.qualities or () for row in rows]
     groups = [row.question_group for row in rows]
     selected = [of_row[index] for of_row, index in zip(qualities, chosen, strict=True)]
@@ -78,20 +76,6 @@ def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples
         **{name: estimate_mean(values, groups, samples, seed).as_dict("mean") for name, values in columns.items()},
         "headroom": math.fsum(gain) / possible if possible else None,
     }
-
-
-def write_selections(rows: Sequence[Candidates], chosen: Sequence[int], path: Path) -> None:
-    """Write a row for each prompt: `id`, `chosen` (an index into the candidates), `candidate`, `quality` (or null)."""
-    written = (
-        {
-            "id": row.id,
-            "chosen": index,
-            "candidate": row.texts[index],
-            "quality": None if row.qualities is None else row.qualities[index],
-        }
-        for row, index in zip(rows, chosen, strict=True)
-    )
-    write_rows(path, written)
 
 
 def _parts(drawn: Sequence[int], size: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ Only reward models on the same items are compared: by paired differences, and by
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -20,16 +20,9 @@ from rich.console import RenderableType
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb, tables
 from think_as_locals.evaluation.baselines import NAMES, baseline_credits
-from think_as_locals.evaluation.breakdowns import BREAKDOWNS, language_name, macro_cells, macro_warning
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS, language_name, macro_cells
 from think_as_locals.evaluation.compare import ALPHA
-from think_as_locals.evaluation.judgements import (
-    OUTCOMES,
-    Judgements,
-    annotate,
-    grouped,
-    read_judgements,
-    too_long_note,
-)
+from think_as_locals.evaluation.judgements import OUTCOMES, Judgements, annotate, grouped, read_judgements
 from think_as_locals.evaluation.pages import heat_map, intervals_plot, read_settings, templates
 from think_as_locals.evaluation.probes import DIRECTIONS
 from think_as_locals.evaluation.statistics import (
@@ -53,7 +46,10 @@ MAX_CHARACTERS = 24_000_000
 LONGEST_TEXT = 20_000
 """Characters of a text that are shown, so that one endless completion does not displace all others."""
 
-_SUMMARY_KEYS = ("model", "protocol", "seed", "step", "macro", "slot_bias", "order_consistency")
+_SUMMARY_KEYS = (
+    *("model", "protocol", "seed", "step", "macro", "slot_bias", "order_consistency"),
+    *("in_format", "trained_on", "too_long", "faulty_rows"),
+)
 _NOTE = (
     "Per cent with 95 % intervals by question group. Macro: the mean over all cells of culture and domain (an item "
     "without a culture, and every item of CARB, counts under its language). Ranks "
@@ -87,15 +83,10 @@ class LeaderboardEntry:
         """The folder of the run that evaluated it."""
         return self.path.parents[1]
 
-    @property
-    def items(self) -> tuple[Item, ...]:
-        """The items that it was evaluated on."""
-        return self.judged.items
-
 
 def write_leaderboard(runs: Sequence[Path], folder: Path) -> Path:
     """Write `leaderboard.json`, `.md` and `.html`; return the page's path."""
-    same_items = grouped(read_entries(runs), lambda entry: entry.items).values()
+    same_items = grouped(read_entries(runs), lambda entry: entry.judged.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
     boards = [board(entries) for entries in ranked]
     read = [(run, read_json(path)) for run in runs for path in RunFolder(run).results("failed")]
@@ -166,7 +157,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 
     `ranks` are the best and worst possible rank; `may_be_first` says that no model is significantly better.
     """
-    items, group = entries[0].items, entries[0].judged.group
+    items, group = entries[0].judged.items, entries[0].judged.group
     flips = entries[0].judged.flip_sets()
     cells = codes(list(map(BREAKDOWNS["cell"], items)))
     pairs = _pairs(entries, flips, cells)
@@ -185,14 +176,11 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
                 "name": entry.name,
                 "ranks": [first, last],
                 "may_be_first": first == 1,
-                "trained_on": summary.get("trained_on"),
                 **{key: summary[key] for key in _SUMMARY_KEYS},
                 "flips": {key: summary["flips"].get(key) for key in ("n", "sets", "accuracy", "ci95", "ci_method")},
                 "micro": {key: summary[key] for key in ("n", "accuracy", "ci95", "ci_method")},
-                "in_format": summary["in_format"],
                 "parse_failure": failures,
                 "ties": ties.as_dict("share"),
-                **{key: summary[key] for key in ("too_long", "faulty_rows")},
                 "probes": {name: part["relative"] for name, part in entry.probes.items()},
             }
         )
@@ -252,14 +240,9 @@ def _title(board: Mapping[str, Any]) -> str:
 
 
 def _notes(board: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a board: missing cells, faulty rows, training items, too long ones, constant verdicts."""
-    faulty = dict.fromkeys(map(carb.faulty_note, board["models"]))
-    notes = [f"Warning: {warning}" for warning in [macro_warning(board["macro"]), *faulty] if warning]
-    for model in board["models"]:
-        notes += [f"† {model['name']}: {note}" for note in [carb.trained_on_note(model)] if note]
-        notes += [f"{model['name']}: {too_long_note(how, ids)}" for how, ids in model["too_long"].items() if ids]
-        notes += [f"{model['name']}: {note}" for note in [carb.constant_note(model)] if note]
-    return notes
+    """Return the warnings about a board's models, each once."""
+    found = (warning for model in board["models"] for warning in carb.warnings(model["name"], model))
+    return [f"Warning: {warning}" for warning in dict.fromkeys(found)]
 
 
 def _name(model: Mapping[str, Any]) -> str:
@@ -419,7 +402,7 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
     Items are drawn by a hash of their ids, each with all its judgements, until the next one would exceed `limit`
     characters of JSON. `order` has the indices of responses as presented, which `best` and `verdict` refer to.
     """
-    judged = dict.fromkeys(item for entry in entries for item in entry.items)
+    judged = dict.fromkeys(item for entry in entries for item in entry.judged.items)
     values, room = dict[Item, list[Any]](), limit
     for item in sorted(judged, key=lambda item: (hash_fraction(item.id), item.id)):
         texts = sorted(item.responses)  # in whatever order they were read
@@ -428,15 +411,16 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
         if room < 0:  # without its judgements already
             break
         values[item] = of_item
-    ids, read = {item.id for item in values}, list[tuple[int, Any]]()
+    by_item = defaultdict[Item, list[tuple[int, Any]]](list)
     for number, entry in enumerate(entries):
+        shown = {item.id: item for item in entry.judged.items if item in values}  # others may share these ids
         table = read_judgements(entry.path.with_suffix(".parquet"))
-        read += [(number, row) for row in annotate(table[table["id"].isin(ids)]).itertuples(index=False)]
-    by_item = grouped(read, lambda each: each[1].id)
+        for row in annotate(table[table["id"].isin(set(shown))]).itertuples(index=False):
+            by_item[shown[row.id]].append((number, row))
     items: dict[str, list[Any]] = {name: [] for name in _ITEM}
     judgements: dict[str, list[Any]] = {name: [] for name in _JUDGEMENT}
     for number, (item, of_item) in enumerate(values.items()):
-        rows = [_judgement(model, number, sorted(item.responses), row) for model, row in by_item[item.id]]
+        rows = [_judgement(model, number, sorted(item.responses), row) for model, row in by_item[item]]
         limit -= len(json.dumps([of_item, *rows], ensure_ascii=False))
         if limit < 0:
             break

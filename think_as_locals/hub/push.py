@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError  # type: ignore[attr-defined]  # HTTPError: of httpx or httpx2, as the version has it
+from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]  # HTTPError: of httpx or httpx2, as the version has it
 
 from think_as_locals.hub.card import model_card
 from think_as_locals.hub.files import HubFile, collect_files, is_pushed_path
@@ -80,39 +80,31 @@ def upload(
 ) -> Pushed:
     """Upload the scanned bytes to a branch (`None`: main) in one commit; the Hub keeps what it has already."""
     try:
-        return _upload(files, repo, public, update, revision, api)
+        if not api.repo_exists(repo):
+            api.create_repo(repo, private=not public, exist_ok=True)
+        private = bool(api.model_info(repo).private)
+        if not private and not public:
+            raise ConfigError(f"{repo} is public: pass --public to push there, or choose another --repo")
+        if revision:
+            api.create_branch(repo, branch=revision, exist_ok=True)
+        present = {*api.list_repo_files(repo, revision=revision)} - {".gitattributes"}
+        if present and not update:
+            first = first_of(sorted(present), 3)
+            raise HubError(f"{repo} holds {len(present)} files already ({first}): --update replaces what differs")
+        # Other weights of an earlier push could be loaded in place of these.
+        removed = sorted(path for path in present - {file.path for file in files} if is_pushed_path(path))
+        added = [CommitOperationAdd(file.path, file.content) for file in files]
+        if changed := [f.path for f, a in zip(files, added, strict=True) if a.upload_info.sha256.hex() != f.sha256]:
+            raise HubError(f"{', '.join(changed)} changed since the scan for secrets: run the same command again")
+        commit = api.create_commit(  # exactly the scanned bytes; `upload_folder` would read the files again
+            repo,
+            [*added, *map(CommitOperationDelete, removed)],
+            commit_message="Upload a reward model with think-as-locals",
+            revision=revision,
+        )
+        return Pushed(commit.commit_url, private, tuple(removed))
     except ThinkAsLocalsError:
         raise
     except (HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
         remedy = "log in with a token that may write to it (`hf auth login`), and run the same command again"
         raise HubError(f"{repo}: {error}. To fix it: {remedy}") from error
-
-
-def _upload(
-    files: Sequence[HubFile], repo: str, public: bool, update: bool, revision: str | None, api: HfApi
-) -> Pushed:
-    try:
-        private = bool(api.model_info(repo).private)
-    except RepositoryNotFoundError:
-        api.create_repo(repo, private=not public, exist_ok=True)
-        private = not public
-    if not private and not public:
-        raise ConfigError(f"{repo} is public: pass --public to push there, or choose another --repo")
-    if revision:
-        api.create_branch(repo, branch=revision, exist_ok=True)
-    present = {*api.list_repo_files(repo, revision=revision)} - {".gitattributes"}
-    if present and not update:
-        first = first_of(sorted(present), 3)
-        raise HubError(f"{repo} holds {len(present)} files already ({first}): --update replaces what differs")
-    # Other weights of an earlier push could be loaded in place of these.
-    removed = sorted(path for path in present - {file.path for file in files} if is_pushed_path(path))
-    added = [CommitOperationAdd(file.path, file.content) for file in files]
-    if changed := [f.path for f, a in zip(files, added, strict=True) if a.upload_info.sha256.hex() != f.sha256]:
-        raise HubError(f"{', '.join(changed)} changed since the scan for secrets: run the same command again")
-    commit = api.create_commit(  # exactly the scanned bytes; `upload_folder` would read the files again
-        repo,
-        [*added, *map(CommitOperationDelete, removed)],
-        commit_message="Upload a reward model with think-as-locals",
-        revision=revision,
-    )
-    return Pushed(commit.commit_url, private, tuple(removed))

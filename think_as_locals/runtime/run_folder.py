@@ -229,7 +229,7 @@ def keep_digest(path: Path, items: Iterable[Any]) -> None:
 def refuse_links(folder: Path) -> None:
     """Raise a ConfigError if a folder that is continued or pushed holds a link, as what it leads to is elsewhere."""
     for path in folder.rglob("*"):
-        in_wandb = path.relative_to(folder).parts[:-1][:1] == ("wandb",)  # W&B's own links, to its newest log
+        in_wandb = "wandb" in path.relative_to(folder).parts[:-1]  # W&B's own links, to its newest log
         if path.is_symlink() and not in_wandb:
             raise ConfigError(f"{path} is a link, and none is followed: put the file itself there")
 

@@ -135,11 +135,7 @@ def num_steps(scpo: ScpoSection, num_pairs: int, *, exactly: bool) -> int:
 
 
 def weighted_bradley_terry(chosen: Tensor, rejected: Tensor, weights: Tensor) -> Tensor:
-    """Return -mean(w log sigmoid(s+ - s-)) of tensors (B,) or (B, 1); finite for scores of 1e4 and more."""
-    columns = [values.reshape(-1) for values in (chosen, rejected, weights)]  # (B, 1) and (B,) broadcast to (B, B)
-    if len({len(values) for values in columns}) > 1:
-        raise ValueError(f"expected as many weights as pairs, got shapes {[tuple(v.shape) for v in columns]}")
-    chosen, rejected, weights = columns
+    """Return -mean(w log sigmoid(s+ - s-)) of tensors (B,); finite for scores of 1e4 and more."""
     return -(weights * logsigmoid(chosen - rejected)).mean()
 
 
