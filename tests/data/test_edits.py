@@ -346,6 +346,11 @@ def test_invalid_edit_breaks_the_expected_rule(probe: Edit, prompt: str, respons
     assert rule in check(probe, prompt, *responses, language=language)
 
 
+@pytest.mark.parametrize("language", ["am", "as", "hy", "ka", "my", "ta", "te"])
+def test_responses_that_are_not_translated_break_the_language_rule(language: str) -> None:
+    assert check("CL", ITEM.prompt, *REPHRASED.responses, language=language) == ["language"]
+
+
 def in_thai(**changes: Any) -> Item:
     texts = {"prompt": "คนไทยทักทายผู้ใหญ่ในงานแต่งงานอย่างไร", "responses": ("ยกมือไหว้แล้วก้มศีรษะลงเล็กน้อย", "จับมือแล้วมองตาผู้ใหญ่")}
     return make_item(**texts | {"language": "th"} | changes)

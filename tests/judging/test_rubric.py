@@ -14,7 +14,7 @@ from judging.test_frontier import HONEST, honest, item_in
 
 from think_as_locals.judging import Evidence, parse, rubric_span, score, write
 from think_as_locals.judging.formats import forced_verdict
-from think_as_locals.judging.rubric import check_languages, distinct_share, script_share, scripts, weighed_share
+from think_as_locals.judging.rubric import check_languages, distinct_share, script_share, weighed_share
 from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric, RubricLanguage
 
 thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
@@ -197,21 +197,15 @@ def test_script_share_distinguishes_scripts(language: str) -> None:
     assert script_share(judged, {"zh": "zh-Hant", "en": "de"}.get(language, language)) > 0.98
 
 
-def test_scripts_match_cldr_and_are_counted_by_letter() -> None:
+def test_script_share_counts_letters() -> None:
     assert script_share(rubric(("abcd", "กขคง")), "th") == 0.5
     assert script_share(rubric(("1", "2")), "th") == 0.0
-    expected = {"vi": ("LATIN",), "ru": ("CYRILLIC",), "sr-Latn": ("LATIN",), "hi": ("DEVANAGARI",)}
-    expected["ko"] = ("HANGUL", "CJK")
-    assert {language: scripts(language) for language in expected} == expected
 
 
-@pytest.mark.parametrize("language", ["", "zz", "english", "???", "en_US"])
+@pytest.mark.parametrize("language", ["zz", "english", "???", "en_US"])
 def test_check_languages_rejects_languages_without_a_known_script(language: str, item: Item) -> None:
-    with pytest.raises(DataError, match=f"language {language!r}: expected a BCP-47 tag".replace("?", r"\?")):
-        scripts(language)
-    if language:
-        with pytest.raises(DataError, match=r"item 'greeting-th': language .*; or set prompt\.rubric_language=any"):
-            check_languages([replace(item, language=language)])
+    with pytest.raises(DataError, match=r"item 'greeting-th': language .*; or set prompt\.rubric_language=any"):
+        check_languages([replace(item, language=language)])
     check_languages([item])
 
 

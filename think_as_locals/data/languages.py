@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,7 +18,9 @@ from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 from babel.languages import get_official_languages
 
+from think_as_locals.runtime import scripts
 from think_as_locals.runtime.files import read_json
+from think_as_locals.types import DataError
 
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
 _LONGEST_CULTURE = 100  # characters of a culture's name
@@ -174,16 +177,6 @@ def _territories(language: str) -> dict[str, str]:
 
 # --- Is a text in the script of its row's language? English and Spanish are not told apart. ---
 
-_LATIN_LANGUAGES = ("az", "cs", "de", "en", "es", "fr", "id", "it", "nl", "pl", "pt", "ro", "tr", "vi")
-# fmt: off
-_SCRIPTS = {  # letters of each language; texts in others are not checked
-    "ar": "\u0600-\u06ff", "bn": "\u0980-\u09ff", "el": "\u0370-\u03ff", "fa": "\u0600-\u06ff",
-    "he": "\u0590-\u05ff", "hi": "\u0900-\u097f", "ja": "\u3040-\u30ff\u4e00-\u9fff",
-    "ko": "\u1100-\u11ff\uac00-\ud7af", "ru": "\u0400-\u04ff", "th": "\u0e00-\u0e7f", "uk": "\u0400-\u04ff",
-    "zh": "\u4e00-\u9fff", **dict.fromkeys(_LATIN_LANGUAGES, "a-zA-Z\u00c0-\u024f\u1e00-\u1eff"),
-}
-# fmt: on
-_OWN = {language: re.compile(f"[{script}]") for language, script in _SCRIPTS.items()}
 _SAMPLE = 300  # characters to examine
 _MIN_LETTERS = 15  # that are needed to check a text
 _MAX_QUOTED = 0.05  # share of letters that may be a quoted word
@@ -198,6 +191,8 @@ def in_another_script(text: str, language: str) -> bool:
 
 
 def script_share(text: str, language: str) -> float:
-    """Return the share of a text's letters in the script of a language; 1 without letters or for other languages."""
-    own, letters = _OWN.get(language.partition("-")[0]), "".join(filter(str.isalpha, text))
-    return len(own.findall(letters)) / len(letters) if own and letters else 1.0
+    """Return the share of a text's letters in the script of a language; 1 without letters or if it is unknown."""
+    with suppress(DataError):
+        if (share := scripts.script_share(text, language)) is not None:
+            return share
+    return 1.0

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from babel import Locale
 
 from think_as_locals.data.sources import SOURCES
-from think_as_locals.judging.rubric import script
+from think_as_locals.runtime.scripts import script
 from think_as_locals.types import DataError, Item, first_of
 
 UNKNOWN = "unknown"

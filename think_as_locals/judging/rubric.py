@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
-from functools import cache
-
-from babel import Locale
-from babel.core import UnknownLocaleError, get_global, parse_locale
 
 from think_as_locals.judging.formats import SECTIONS, without_thinking
+from think_as_locals.runtime import scripts
 from think_as_locals.types import LABELS, DataError, Item, Judgement, Rubric
 
 _GRAM = 3  # letters: suits scripts with and without spaces between words
 _OVERLAP = 0.5  # share of trigrams in an earlier criterion from which a criterion repeats it
 _OPENING, _CLOSING = "<rubric>", "</rubric>"
-_SCRIPTS = {  # prefixes of Unicode names of letters, if not the English name of the script
-    "Hans": ("CJK", "IDEOGRAPHIC"),
-    "Hant": ("CJK", "IDEOGRAPHIC"),
-    "Jpan": ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA"),
-    "Kore": ("HANGUL", "CJK"),
-    "Beng": ("BENGALI",),
-    "Orya": ("ORIYA",),
-}
 
 
 def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
@@ -79,9 +68,8 @@ def weighed_share(analysis: str | None, responses: Sequence[str]) -> float:
 
 def script_share(rubric: Rubric, language: str) -> float:
     """Return the share of a rubric's letters in the script of a language (which German and English share)."""
-    expected = scripts(language)
-    letters = [c for criterion in rubric.criteria for c in criterion.name + criterion.description if c.isalpha()]
-    return sum(unicodedata.name(letter, "").startswith(expected) for letter in letters) / max(1, len(letters))
+    text = "".join(criterion.name + criterion.description for criterion in rubric.criteria)
+    return scripts.script_share(text, language) or 0.0
 
 
 def is_degenerate(judgement: Judgement, responses: Sequence[str]) -> bool:
@@ -89,33 +77,11 @@ def is_degenerate(judgement: Judgement, responses: Sequence[str]) -> bool:
     return judgement.verdict is None or judgement.rubric is None or not weighed_share(judgement.analysis, responses)
 
 
-@cache
-def scripts(language: str) -> tuple[str, ...]:
-    """Return the prefixes of the Unicode names of a language's letters."""
-    code = script(language)
-    return _SCRIPTS.get(code) or (Locale("en").scripts[code].upper().split()[0],)
-
-
-@cache
-def script(language: str) -> str:
-    """Return the ISO 15924 code of a language's script, such as `Hant` for `zh-TW`; a DataError if it is unknown."""
-    try:
-        name, territory, code, *_ = parse_locale(language, sep="-")
-        likely = get_global("likely_subtags")
-        code = code or parse_locale(likely.get(f"{name}_{territory}") or likely[name])[2]
-        Locale("en").scripts[code]  # KeyError if CLDR has no name for it
-        return str(code)
-    except (ValueError, TypeError, KeyError, AttributeError, UnknownLocaleError):
-        raise DataError(
-            f"language {language!r}: expected a BCP-47 tag with a known script, such as 'th' or 'zh-Hant'"
-        ) from None
-
-
 def check_languages(items: Iterable[Item]) -> None:
     """Raise a DataError for an item in a language whose script is unknown."""
     for item in items:
         try:
-            scripts(item.language)
+            scripts.script(item.language)
         except DataError as error:
             raise DataError(f"item {item.id!r}: {error}; or set prompt.rubric_language=any") from None
 
