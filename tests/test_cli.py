@@ -20,6 +20,7 @@ import torch
 import yaml
 from conftest import ROOT, Tal
 from extras import run_with
+from items import make_item
 from peft import LoraConfig, get_peft_model
 from reward_models.tiny import ITEMS, write_classifier, write_language_model
 from rich.table import Table
@@ -88,6 +89,11 @@ def test_doctor_runs_without_extras_and_lists_missing_packages() -> None:
         (["compare", "runs/GONE", "b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),
         (["judge", "no-such-model"], "give a file of items, or --prompt TEXT with --response TEXT"),
         (["judge", "no-such-model", "items.jsonl", *ONE_ITEM], "give a file of items, or --prompt TEXT with --resp"),
+        (["judge", "no-such-model", *ONE_ITEM, "items.jsonl"], "give a file of items, or --prompt TEXT with --resp"),
+        (["judge", "no-such-model", *ONE_ITEM, "data.columns={prompt: p}"], "give a file of items, or --prompt TEXT"),
+        (["judge", "no-such-model", "--json", "no-such-items.jsonl"], "no-such-items.jsonl: cannot be read"),
+        (["judge", "no-such-model", "items.jsonl", "--limit", "-1"], "--limit: expected an integer of at least 1, got"),
+        (["judge", "no-such-model", *ONE_ITEM, "--max-tokens", "0"], "--max-tokens: expected an integer of at least 1"),
         (["judge", "no-such-model", *ONE_ITEM[:4]], "expected 2 to 8 responses, got 1"),
         (["judge", "no-such-model", *ONE_ITEM[2:]], "prompt: Field required"),
         (["judge", "no-such-model", "no-such-items.jsonl"], "no-such-items.jsonl"),
@@ -213,14 +219,37 @@ def test_judge_reads_lists_of_responses(tal: Tal, judge: str, tmp_path: Path, ro
     assert sorted(found["order"]) == [0, 1]
 
 
-def test_judge_reads_a_table_with_other_columns_as_training_does(tal: Tal, judge: str, tmp_path: Path) -> None:
+def test_judge_reads_a_table_with_other_columns(tal: Tal, judge: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("question,one,two,better,country\nGreeting?,A bow.,A wai.,2,Thailand\n")
     columns = "data.columns={prompt: question, responses: [one, two], best: better}"
     (found,) = records(tal, judge, str(path), columns, "data.labels={1: a, 2: b}")
-    assert found["id"] == "rows/mine.csv-2"
+    assert found["id"] == "mine.csv-2"
     done = tal("judge", judge, str(path))
     assert (done.status, "data.columns={prompt: NAME" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("head", "overrides"),
+    [
+        ("prompt,response_a,response_b,response_c,preference", ()),
+        ("prompt,response_a,response_b,response_c,better", ()),
+        ("question,response_1,response_2,response_3,label", ()),  # guessed by their names
+        ("asked,one,two,three,number", ("data.columns={prompt: asked, responses: [one, two, three]}",)),
+    ],
+)
+def test_a_verdict_is_an_index_into_the_callers_responses_whatever_the_label(
+    tal: Tal, classifier: str, tmp_path: Path, head: str, overrides: tuple[str, ...]
+) -> None:
+    path, responses = tmp_path / "mine.csv", ("A bow.", "A wai.", "A kiss.")
+    path.write_text(f"{head},culture\nHello?,{','.join(responses)},b,TH\nHello?,{','.join(responses)},tie,TH\n")
+    (expected,) = ScalarRM.load(classifier).score([make_item(prompt="Hello?", responses=responses, culture="TH")])
+    found = records(tal, classifier, str(path), *overrides)
+    assert [record["scores"] for record in found] == [pytest.approx(expected, abs=1e-5)] * 2
+    for row, fault in (("A bow.,,A kiss.", "mine.csv:2: "), ("A bow.,A wai.,A bow.", "responses must be distinct")):
+        path.write_text(f"{head},culture\nHello?,{row},b,TH\n")
+        done = tal("judge", classifier, str(path), *overrides)
+        assert (done.status, fault in done.err, done.out) == (2, True, "")
 
 
 def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(

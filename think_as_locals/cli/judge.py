@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -30,16 +30,16 @@ def add(commands: Any) -> None:
     judge.add_argument("model", help="directory or Hub id of a judge or of a scalar reward model")
     file = "rows with prompt, responses and culture, or in any format for training; or use --prompt and --response"
     judge.add_argument("items", nargs="?", help=file)
-    columns = "data.columns=..., data.labels=..., for a file whose columns have other names"
+    columns = "data.columns={prompt: NAME, responses: [NAME, NAME]}, for a file whose columns have other names"
     judge.add_argument("overrides", nargs="*", default=[], help=columns)
     judge.add_argument("--prompt", help="the user's prompt")
     candidate = "a candidate response; give it 2 to 8 times"
     judge.add_argument("--response", action="append", default=[], metavar="TEXT", help=candidate)
     judge.add_argument("--culture", help="ISO 3166 code, e.g. TH; for a file, the culture of rows that have none")
     judge.add_argument("--language", help="BCP-47 tag of the prompt; for a file, the language of rows that have none")
-    judge.add_argument("--limit", type=int, metavar="N", help="judge only the first N rows")
+    judge.add_argument("--limit", type=_positive, metavar="N", help="judge only the first N rows")
     most = "maximum length of a judgement; default: the one it was trained with, or 512"
-    judge.add_argument("--max-tokens", type=int, metavar="N", help=most)
+    judge.add_argument("--max-tokens", type=_positive, metavar="N", help=most)
     judge.add_argument("--json", action="store_true", help="print one JSON object per line")
     judge.add_argument(
         "--backend", choices=["transformers", "vllm"], default="transformers", help="engine; default: transformers"
@@ -55,6 +55,12 @@ def add(commands: Any) -> None:
     example = "key=value of conf/serve.yaml, e.g. port=9000 judge.backend=vllm"
     serve.add_argument("overrides", nargs="*", default=[], help=example)
     serve.set_defaults(command=_serve)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+    return int(text)
 
 
 def _judge(arguments: Namespace) -> None:
@@ -92,13 +98,16 @@ def _judge(arguments: Namespace) -> None:
 def _items(arguments: Namespace) -> list[Item]:
     """Return the items of the file, or the one item of the options."""
     one = arguments.prompt is not None or bool(arguments.response)
-    if one == (arguments.items is not None):
+    if arguments.items is None and "=" not in (arguments.overrides or ["="])[0]:
+        arguments.items, *arguments.overrides = arguments.overrides  # argparse, if options stand before the file
+    if one == (arguments.items is not None or bool(arguments.overrides)):
         raise ConfigError("give a file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
     from think_as_locals.cli.data import recognised, rows_config
     from think_as_locals.data import read
     from think_as_locals.data.languages import culture_fault, language_tag, named_culture
     from think_as_locals.data.rows import Outcome, mark_repeats, read_rows, valid_items
     from think_as_locals.data.sources import jsonl
+    from think_as_locals.data.sources.columns import Columns
 
     path, culture = arguments.items, arguments.culture and named_culture(arguments.culture)
     if culture is not None and (fault := culture_fault(culture)):
@@ -106,35 +115,34 @@ def _items(arguments: Namespace) -> list[Item]:
     language = arguments.language and language_tag(arguments.language)
     if arguments.language and language is None:
         raise ConfigError(f"--language: got {arguments.language!r}, expected an English name or a BCP-47 tag")
-    items: Iterable[Item]
-    if not one and (arguments.overrides or _in_training_format(path)):
+    given = {name: value for name, value in (("culture", culture), ("language", language)) if value}
+    if one:
+        fields = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
+        return [jsonl.query_item(fields | given, place="your item")]
+    items: Iterable[Item] | None = None
+    read_row: Any = partial(jsonl.query_items, defaults=given, is_strict=False)
+    keys = {each.partition("=")[0] for each in arguments.overrides} - {"data.labels"}  # no label is needed to judge
+    if keys or _in_training_format(path):
         overrides = [f"data.language={language}"] if language else []
         config = rows_config(path, recognised(path, [*overrides, *arguments.overrides]))
-        items = read(config.data, config.seed)
-    else:
-        given = {name: value for name, value in (("culture", culture), ("language", language)) if value}
-        if one:
-            fields = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
-            items = [jsonl.query_item(fields | given, place="your item")]
+        if config.data.source == "rows" and "responses" in (config.data.columns or {}) and keys <= {"data.columns"}:
+            read_row = Columns.of(config.data).queries
         else:
-            read_row = partial(jsonl.query_items, defaults=given, is_strict=False)
-            items = valid_items(mark_repeats(Outcome.of(row, read_row) for row in read_rows(path)))
+            items = read(config.data, config.seed)
+    if items is None:
+        items = valid_items(mark_repeats(Outcome.of(row, read_row) for row in read_rows(path)))
     return [replace(item, culture=item.culture or culture) for item in items]
 
 
 def _in_training_format(path: str) -> bool:
-    """Return whether rows say which response is the best, instead of `responses` to judge."""
+    """Return whether the first row is none of a prompt and `responses`, or `response_a` and so on, to judge."""
     from think_as_locals.data.rows import read_rows
     from think_as_locals.data.sources import jsonl
-    from think_as_locals.data.sources.columns import Columns
 
     first = None if Path(path).is_fifo() else next(read_rows(path)).value  # a pipe can be read only once
-    if not isinstance(first, Mapping):
+    if not isinstance(first, Mapping) or "responses" in first:
         return False
-    labels = [first[name] for name in Columns.of_conf("rows").names["best"] if first.get(name) is not None]
-    if "responses" in first:
-        return any(not isinstance(label, int) for label in labels)  # ours are indices
-    return bool(labels) or "prompt" not in first or first.keys().isdisjoint(jsonl.IN_COLUMNS)
+    return "prompt" not in first or first.keys().isdisjoint(jsonl.IN_COLUMNS)
 
 
 @contextmanager

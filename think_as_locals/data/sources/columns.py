@@ -31,7 +31,7 @@ from think_as_locals.data.fields import (
     question_group,
 )
 from think_as_locals.data.rows import Fault, Row, faults_of, unpack
-from think_as_locals.data.sources.jsonl import IN_COLUMNS
+from think_as_locals.data.sources.jsonl import IN_COLUMNS, query_items
 from think_as_locals.types import LABELS, Item, join_turns, shown
 
 _LETTERS = LABELS.lower()
@@ -189,6 +189,18 @@ class Columns:
                 yield best_first(fields.responses[best], wrong, **common)
             else:
                 yield Item(responses=fields.responses, best=best, **common)
+
+    def queries(self, row: Row) -> Iterator[Item | Fault]:
+        """Yield the item of a row to be judged: all responses in the order of their columns, whatever the label."""
+        values = self._values(row.value) if isinstance(row.value, Mapping) else {}
+        if "responses" not in values:
+            yield from self.items(row)
+            return
+        if not _LETTERS.startswith(values.get("letters", "")):
+            yield Fault("missing", f"expected responses in the first of {', '.join(self.names['responses'])}")
+        given = {name: values[name] for name in ("prompt", "responses", "culture", "language") if name in values}
+        id_ = {"id": str(values["id"])} if "id" in values else {}
+        yield from query_items(row._replace(value=given | id_), defaults={"culture": None})
 
     def _label(self, value: Any) -> str | None:
         if isinstance(value, float) and value.is_integer():  # as a table writes whole numbers beside nulls

@@ -88,23 +88,26 @@ def _without_repeats(fields: dict[str, Any]) -> dict[str, Any]:
 def query_items(row: Row, defaults: Mapping[str, Any], is_strict: bool = True) -> Iterator[Item | Fault]:
     """Yield the item of a row to be judged: only prompt, responses (or `response_a`, ...) and culture are required.
 
-    Other keys are a fault, or if it is not strict, left out unless only their case is another.
+    Other keys are a fault, or if it is not strict, left out unless only their case is another; so is `best`, as rows
+    may say it in other ways than `Item`.
     """
     if isinstance(row.value, Mapping):
         given = {n: value for n, value in row.value.items() if value is not None or n in ("culture", "country")}
         if "country" in given:
             given.setdefault("culture", given.pop("country"))
-        if "responses" not in given and (texts := [given.pop(name) for name in IN_COLUMNS if name in given]):
-            given["responses"] = texts
+        if "responses" not in given and (names := [name for name in IN_COLUMNS if name in given]):
+            if empty := [name for name in IN_COLUMNS[: len(names)] if name not in names]:
+                yield Fault("missing", f"{empty[0]} is empty, but {names[-1]} is not: expected the first ones")
+            given["responses"] = [given.pop(name) for name in names]
         given["responses"] = unpack(given.get("responses"))
         if isinstance(given.get("prompt"), list):
             turns = [(turn.role, turn.content) for turn in _InMessages.model_validate(given).prompt]
             given |= {"prompt": join_turns(turns), "turns": turns if len(turns) > 1 else []}
         needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **defaults}
         fields = {*_ItemRow.model_fields, *IN_COLUMNS, "country"}
-        others = set() if is_strict else {name for name in given if name.casefold() not in fields}
+        others = set() if is_strict else {n for n in given if n == "best" or n.casefold() not in fields}
         row = row._replace(value=needed | {name: value for name, value in given.items() if name not in others})
-    return items(row, merge=False)
+    yield from items(row, merge=False)
 
 
 def query_item(value: Mapping[str, Any], number: int = 1, place: str = "items") -> Item:
