@@ -188,7 +188,22 @@ def test_rephrase_frames_prompt_and_responses() -> None:
     assert len(flip_sets(framed)) == len(flip_sets(items)) > 50
 
 
+@pytest.mark.parametrize("tag", ["en", "en-US", "zh-Hant", "zh-TW"])
+def test_edits_read_a_tag_without_its_region_unless_the_script_is_another(tag: str) -> None:
+    item = an_item(language=tag, culture="US", prompt="What is eaten in the US?", origins=())
+    applied = {name: bool(pairs) for name, pairs in edits.edited_pairs([item]).items()}
+    assert applied == {"CC": False, "RC": tag[:2] == "en", "CL": False, "RP": tag[:2] == "en"}
+
+
 # --- CL: the responses in another language ---
+
+
+def test_language_pairs_need_distinct_origins() -> None:
+    pair = [
+        an_item(origins=("JP", "US", "US")),
+        an_item(id="2", language="de", responses=("Reis", "Brot", "Tortillas")),
+    ]
+    assert edits.language_pairs([pair[0], replace(pair[1], origins=("JP", "US", "US"))]) == []
 
 
 def test_language_pairs_swap_responses_between_languages() -> None:

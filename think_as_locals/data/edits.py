@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import cache
@@ -34,7 +35,8 @@ from think_as_locals.data.rows import Fault, Outcome, Row, check_rows, read_rows
 from think_as_locals.data.sources import SOURCES, jsonl, response_language
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.runtime.files import read_json
-from think_as_locals.types import Item, is_text, shown
+from think_as_locals.runtime.scripts import script
+from think_as_locals.types import DataError, Item, is_text, shown
 
 _FOLDER = Path(__file__).parent  # has `frames.json`, and `labels.json` with phrases and names of places
 _read_once = cache(read_json)
@@ -113,13 +115,14 @@ def remove_label(item: Item) -> Item | None:
     It knows the phrases of BLEnD's prompts and of the cards, and does not apply if a trace of the name would stay
     ("Algeria's"). In English nothing else may tell the culture; in the culture's own language the language does.
     """
-    cut, labels = item.prompt, _read_once(_FOLDER / "labels.json").get(item.language, {"places": {}})
+    cut, language = item.prompt, _without_region(item.language)
+    labels = _read_once(_FOLDER / "labels.json").get(language, {"places": {}})
     # The blank or particle around the name goes with it.
     if item.culture in labels["places"]:
         cut = re.sub(labels["phrase"].replace("{place}", labels["places"][item.culture]), "", cut)
-    if place := culture_cards.cultures().get(item.culture or "", {}).get("place", {}).get(item.language):
+    if place := culture_cards.cultures().get(item.culture or "", {}).get("place", {}).get(language):
         cut = re.sub(rf"\s+{re.escape(place)}(?!\w)|{re.escape(place)}[\s，、]*的?", "", cut)
-    capitals = {"i": "İ"} if item.language == "az" else {}
+    capitals = {"i": "İ"} if language == "az" else {}
     prompt = cut.lstrip(" ,，、")
     if not item.turns:  # which begin with a role
         prompt = re.sub(r"\w", lambda found: capitals.get(found[0], found[0].upper()), prompt, count=1)
@@ -129,10 +132,18 @@ def remove_label(item: Item) -> Item | None:
     return replace(item, id=f"{item.id}#RC", prompt=prompt, culture=None)
 
 
+def _without_region(language: str) -> str:
+    """Return `en` for `en-US`, but `zh-TW` as it is: it is in another script than `zh`."""
+    primary = language.partition("-")[0]
+    with suppress(DataError):
+        return primary if script(primary) == script(language) else language
+    return language
+
+
 def rephrase(item: Item) -> Item | None:
     """RP: put a frame around the prompt and every response; no paraphrase, so its effect is a lower bound."""
     frames = _read_once(_FOLDER / "frames.json")
-    prompts, responses = frames.get(item.language), frames.get(response_language(item))
+    prompts, responses = (frames.get(_without_region(tag)) for tag in (item.language, response_language(item)))
     if prompts is None or responses is None:
         return None
     draw = hash_fraction(item.group)  # the same for a whole flip set
@@ -148,7 +159,8 @@ def rephrase(item: Item) -> Item | None:
 def language_pairs(items: Sequence[Item]) -> list[EditedPair]:
     """CL: give each item the responses of an item that asks the same in another language; the prompt stays.
 
-    For a culture card that is the card in English, or in the language of the culture.
+    For a culture card that is the card in English, or in the language of the culture. Where origins repeat, it is not
+    known which response is which.
     """
     asking: dict[tuple[str, ...], list[Item]] = defaultdict(list)
     for item in items:
@@ -158,6 +170,7 @@ def language_pairs(items: Sequence[Item]) -> list[EditedPair]:
         side = culture_cards.in_language(item, None if item.language == "en" else "en")
         others = [*asking[_same_question(item)], *filter(None, [side])]
         others = [o for o in others if o.language != item.language and {*o.responses} != {*item.responses}]
+        others = others if len({*item.origins}) == len(item.origins) else []
         if other := min(others, key=lambda other: (other.language != "en", other.language), default=None):
             mine, theirs = (each.origins or each.responses for each in (item, other))
             responses = tuple(other.responses[theirs.index(name)] for name in mine)

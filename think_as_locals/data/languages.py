@@ -45,6 +45,7 @@ def language_tag(name: str) -> str | None:
         likely = parse_locale(get_global("likely_subtags")[language])[2]
     except (ValueError, UnknownLocaleError, KeyError):
         return None
+    script = "Kore" if script == "Hang" else script
     parts = (language, script if script != likely else None, territory)
     return "-".join(filter(None, parts)) if language in known else None
 
