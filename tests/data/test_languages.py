@@ -49,6 +49,7 @@ CODES |= {name: code for code, names in OWN_NAMES.items() for name in names}
         *(("Untied_States", "United States"), ("Brazillian", "Brazilian"), ("saudi arabiann", "Saudi Arabian")),
         *((name, None) for name in ("Quebec", "Québec", "Scotland", "Catalonia", "Siberia", "Kurdistan", "Javanese")),
         *((name, None) for name in ("Sundanese", "Arab", "Arabic-speaking countries", "West Java", "Hausa", "")),
+        *((name, None) for name in ("Bengali", "African", "Africans")),
     ],
 )
 def test_similar_country_corrects_typos_but_not_region_names(name: str, meant: str | None) -> None:
@@ -70,6 +71,11 @@ def test_language_tag_is_bcp_47_and_culture_code_iso_3166_or_none() -> None:
         ("What is eaten in Quebec?", "en", "CA-QC", 1),
         ("What do Quechua people eat?", "en", "Quechua", 1),
         ("What do they eat with us?", "en", "US", 0),
+        ("Thailand's Thais and a Frenchwoman", "en", "TH", 2),
+        ("Thailand's Thais and a Frenchwoman", "en", "FR", 1),
+        ("Azərbaycanda nə yeyirlər?", "az", "AZ", 1),
+        ("Was isst man in West Java, der Provinz Jawa Barat?", "de", "ID-JB", 2),
+        *(("A woman in Nigeria, with some formality: a tadpole", "en", code, 0) for code in ("OM", "ML", "PL", "NE")),
         ("", "en", "TH", 0),
     ],
 )

@@ -25,7 +25,9 @@ from think_as_locals.types import DataError
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
 _LONGEST_CULTURE = 100  # characters of a culture's name
 _OTHER_NAMES = {"bengali": "bn", "farsi": "fa", "mandarin": "zh", "oriya": "or", "uighur": "ug", "pushto": "ps"}
-_CLOSE = 0.8  # similarity from which a name counts as a misspelling of another
+_REGIONS = {"ID-JB": "West Java"}  # for BLEnD; ISO 3166-2 has names in the region's own language
+_LETTER = r"[A-Za-z\u00c0-\u052f]"  # Latin, Greek or Cyrillic: only they have spaces around names
+_CLOSE = 0.81  # similarity from which a name counts as a misspelling of another
 
 
 @cache
@@ -62,7 +64,7 @@ def culture_code(name: str) -> str | None:
 def similar_country(name: str) -> str | None:
     """Return the English name of a country or people that is misspelt, or `None`."""
     plain = _plain(name)
-    if not plain or plain in map(str.casefold, Locale("en").languages.values()):
+    if not plain or plain in (*_OTHER_NAMES, *map(str.casefold, Locale("en").languages.values())):
         return None  # Javanese is no misspelling of Japanese
     english = {_plain(known): known for names in _english_names().values() for known in names}
     turned = [known for known in english if sorted(known) == sorted(plain)]
@@ -112,15 +114,15 @@ def count_names(text: str, language: str, culture: str) -> int:
 
 @cache
 def _name_pattern(culture: str, language: str) -> re.Pattern[str]:
-    """Return a pattern of all names of a culture; short ones keep their case."""
-    names = {*_english_names().get(culture, ()), *filter(None, [_territories(language).get(culture)])}
-    if not names:
-        region = _subdivision(culture)
-        names = {region.name.partition(" [")[0] if region else culture}
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile(
-        "|".join(re.escape(name) if len(name) < 4 else f"(?i:{re.escape(name)})" for name in longest_first)
-    )
+    """Return a pattern of all names of a culture, from the start of a word; short ones keep their case."""
+    region = _subdivision(culture)
+    english = _english_names().get(culture, ())
+    own = {_territories(language).get(culture), region and region.name.partition(" [")[0], _REGIONS.get(culture)}
+    names = {*filter(None, own), *english} or {culture}
+    # English names are whole words, as Nigeria is not Niger; the others may have any ending.
+    ends = {name: rf"(?:s|(?:wo)?m[ae]n)?(?!{_LETTER})" if name in english else "" for name in names}
+    found = ((re.escape(name) if len(name) < 4 else f"(?i:{re.escape(name)})") + end for name, end in ends.items())
+    return re.compile(rf"(?<!{_LETTER})(?:{'|'.join(sorted(found, key=len, reverse=True))})")
 
 
 def _subdivision(code: str) -> Any:
