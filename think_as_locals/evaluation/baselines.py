@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 
 import numpy as np
-from babel import Locale, UnknownLocaleError
 from numpy.typing import NDArray
 
+from think_as_locals.data.languages import count_names
 from think_as_locals.evaluation.statistics import codes
-from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import tie_credit
 from think_as_locals.types import Item
 
@@ -24,15 +21,10 @@ _MAX_FITTED = 200_000  # responses that a model of words is fitted to; a sample 
 _WORDS = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+|[^\w\s]"
 """A character of a script without spaces between words (Thai to Khmer, kana, Han), a word, or punctuation."""
 
-_WORD_START = r"(?<![a-z\u00df-\u052f])"  # only Latin, Greek and Cyrillic have spaces before names
-
 
 def label_match(item: Item, response: str) -> float:
-    """Return 1 for a response that names the culture, in English or in the item's language, else 0."""
-    names, pattern = _names(item.culture, item.language)
-    folded = response.casefold()
-    mentioned = any(name in folded for name in names)  # faster than the pattern, which also wants a word's start
-    return float(mentioned and pattern.search(folded) is not None)
+    """Return 1 for a response that names the culture or its people, see `count_names`, else 0."""
+    return float(item.culture is not None and count_names(response, item.language, item.culture) > 0)
 
 
 TRAITS: Mapping[str, Trait] = {
@@ -117,15 +109,3 @@ NAMES: Mapping[str, str] = {
 def baseline_credits(items: tuple[Item, ...]) -> dict[str, NDArray[np.float64]]:
     """Return the credit of each item by baseline, whatever the order of its responses."""
     return {name: np.array(credit(items)) for name, credit in CREDITS.items()}
-
-
-@lru_cache(maxsize=1024)
-def _names(culture: str | None, language: str) -> tuple[list[str], re.Pattern[str]]:
-    """Return a culture's names, case-folded, and a pattern: it is in "an Egyptian", Oman's is not in "woman"."""
-    names = set[str]()
-    if culture is not None:
-        names.add(culture_name(culture).partition(" (")[0])  # West Java (Indonesia), Myanmar (Burma)
-        with suppress(UnknownLocaleError, ValueError):  # a language that CLDR does not know has only English names
-            names.add(Locale.parse(language, sep="-").territories.get(culture, culture))
-    folded = [name.casefold() for name in sorted(names)]
-    return folded, re.compile(rf"{_WORD_START}(?:{'|'.join(map(re.escape, folded))})")
