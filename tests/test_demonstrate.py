@@ -163,7 +163,7 @@ def test_no_correct_completion_writes_no_file_and_names_broken_rule(tal: Tal, wo
     assert "start a new run with more tries" in done.err
 
 
-ROW = {"item": json.loads(jsonl.line(ITEMS[1])), "order": [2, 1, 0], "completion": verdict(1)}
+ROW = {"item": jsonl.fields(ITEMS[1]), "order": [2, 1, 0], "completion": verdict(1)}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_demonstrations_of_test_items_are_rejected(tmp_path: Path) -> None:
     splits = load(load_recipe("quickstart", groups).data)
     for side in ("train", "test"):
         item: Item = getattr(splits, side)[0]
-        row = {"item": json.loads(jsonl.line(item)), "order": [*range(4)], "completion": verdict(item.best)}
+        row = {"item": jsonl.fields(item), "order": [*range(4)], "completion": verdict(item.best)}
         (tmp_path / side).write_text(json.dumps(row) + "\n")
         config = load_recipe("quickstart", [*groups, f"sft.data={tmp_path / side}"])
         data = load_data(config)

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from think_as_locals.data.sources import jsonl
-from think_as_locals.runtime.files import write_json
+from think_as_locals.runtime.files import json_line, write_json
 from think_as_locals.types import Item
 
 MODELS = 100  # of the leaderboard
@@ -112,7 +112,7 @@ def make_items(path: Path, count: int) -> None:
             fields = {"prompt": text(), "responses": tuple(text() for _ in range(4)), "best": number % 4}
             fields |= {"culture": CULTURES[number % 10], "domain": DOMAINS[number // 10 % 4], "language": "en"}
             item = Item(id=f"q{number}", group=f"g{number // 4}", source="generated", **fields)  # type: ignore[arg-type]
-            file.write(jsonl.line(item))
+            file.write(json_line(jsonl.fields(item)))
 
 
 def plant_faults(rows: Path, path: Path) -> set[tuple[str, str]]:

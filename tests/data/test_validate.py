@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 from conftest import Tal
-from data.tables import carb_row, fault_names, write
+from data.tables import carb_row, write
 
-from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import recognise
-from think_as_locals.data.validate import examine
+from think_as_locals.data.validate import suspicions
 from think_as_locals.types import DataError, DataWarning, Item
 
 FOREIGN = "ขนมปังกับเนยและแยม พร้อมไข่ต้มยางมะตูม เมื่อครอบครัวมีเวลาในวันอาทิตย์"
@@ -179,16 +178,21 @@ def test_table_shows_exact_file_names(tmp_path: Path, tal: Tal) -> None:
         assert "".join(line.split("│")[4].strip() for line in table) == f"{name}:1"
 
 
+@pytest.mark.parametrize(("how", "refused"), [("skip", False), ("error", True)])
+def test_build_stops_at_an_error_if_faulty_rows_are_to(tmp_path: Path, tal: Tal, how: str, refused: bool) -> None:
+    path, out = (write(tmp_path / "carb.jsonl", [carb_row(0), carb_row(1) | {"chosen": [" "]}]), tmp_path / "o.jsonl")
+    done = tal("data", "build", "data=carb", f"data.path={path}", f"data.faulty_rows={how}", f"out={out}")
+    assert (done.status, out.exists()) == ((2, False) if refused else (0, True)), done.err
+    assert ("carb.jsonl:2: error: blank: " in done.err) == refused
+
+
 # --- suspicious items ---
 
 
-ROW = Row("rows.jsonl", 7, {}, "{}")
-
-
 def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
-    (outcome,) = examine([Outcome(ROW, (dataclasses.replace(item, **changes),))])  # type: ignore[arg-type]
-    assert len(outcome.items) == 1
-    return [(fault.name, fault.detail) for fault in outcome.faults]
+    found = list(suspicions([dataclasses.replace(item, **changes)]))  # type: ignore[arg-type]
+    assert all(fault.severity == "warning" for fault in found)
+    return [(fault.name, fault.detail) for fault in found]
 
 
 RUN_ON = [
@@ -230,5 +234,4 @@ def test_text_in_another_script_is_reported_once(item: Item) -> None:
     found = faults(item, **blend, responses=(FOREIGN, *item.responses[1:]))
     assert found == [("wrong_language", "the response 0 is in another script, it counts as 'en'")]
     items = [dataclasses.replace(item, id=str(i), responses=(str(i), FOREIGN), best=0, origins=()) for i in range(3)]
-    (outcome,) = examine([Outcome(ROW, tuple(items))])
-    assert fault_names(outcome) == ["wrong_language"]
+    assert [fault.name for fault in suspicions(items)] == ["wrong_language"]

@@ -13,8 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, FiniteFloat
 
 from think_as_locals.config.compose import nearest
 from think_as_locals.config.run_schema import RunConfig
@@ -34,6 +33,7 @@ from think_as_locals.types import (
     ProtocolKind,
     first_of,
     reorder_responses,
+    shown,
 )
 
 
@@ -109,7 +109,7 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
         own = {name: select(getattr(sides, side), limit, cell) for name, sides in splits.items()}
         if any(own.values()):
             items, left_out = tuple(chain.from_iterable(own.values())), [*chain.from_iterable(faulty.values())]
-            sets[side] = own_set(items=items, dataset=dataset, split=by, faulty=left_out)
+            sets[side] = own_set(items=select(items, limit, cell), dataset=dataset, split=by, faulty=left_out)
         if side == TEST and config.data.source == "mix":
             for name, data in config.data.sources.items():
                 sets[name] = own_set(items=own[name], dataset=data.title, split=data.split, faulty=faulty[name])
@@ -297,14 +297,6 @@ class Candidates(RowModel):
     turns: tuple[tuple[str, str], ...] = ()  # of a prompt that is a conversation, as `Item.turns`
     sampled: Any = None  # how an evaluation drew them
 
-    @field_validator("qualities")
-    @classmethod
-    def _one_for_each(cls, qualities: tuple[float, ...] | None, info: ValidationInfo) -> tuple[float, ...] | None:
-        if qualities is not None and len(qualities) != len(info.data.get("texts", qualities)):
-            count = {"count": len(info.data["texts"])}
-            raise PydanticCustomError("wrong_count", "expected a quality for each of {count} candidates", count)
-        return qualities
-
     @property
     def question_group(self) -> str:
         """The unit of the bootstrap: prompts that ask the same question."""
@@ -319,6 +311,9 @@ def read_candidates(path: Path) -> list[Candidates]:
         fields = Candidates.model_validate(row.value)
         if found.setdefault(fields.id, fields) is not fields:
             yield Fault("repeated_id", f"id {fields.id!r} is already in an earlier row")
+        if fields.qualities is not None and len(fields.qualities) != len(fields.texts):
+            got = f"got {shown(row.value['qualities'])}"
+            yield Fault("wrong_count", f"expected a quality for each of {len(fields.texts)} candidates, {got}")
         if (fields.qualities is None) != (next(iter(found.values())).qualities is None):
             yield Fault("some_qualities", "expected qualities in all rows or in none: this one differs from the first")
 

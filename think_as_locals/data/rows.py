@@ -135,11 +135,6 @@ class Outcome(NamedTuple):
         errors = [fault.detail for fault in self.faults if fault.severity == "error"]
         return f"{self.row.place}: {'; '.join(errors)}" if errors else ""
 
-    def raise_errors(self) -> None:
-        """Raise a `DataError` with the row's errors, if it has any."""
-        if self.errors:
-            raise DataError(self.errors)
-
 
 def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
     """Add a fault to each row with the id, or with the prompt and responses, of an earlier row, or an empty cell."""
@@ -191,9 +186,9 @@ def valid_items(outcomes: Iterable[Outcome], faulty: list[str] | None = None) ->
     empty = list[str]()
     for outcome in outcomes:
         rows += 1
-        if faulty is None:
-            outcome.raise_errors()
-        elif errors := outcome.errors:
+        if errors := outcome.errors:
+            if faulty is None:
+                raise DataError(errors)
             faulty.append(errors)
         items += len(outcome.items)
         for fault in outcome.faults:

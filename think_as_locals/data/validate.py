@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from think_as_locals.data.languages import in_another_script
 from think_as_locals.data.load import choose
 from think_as_locals.data.rows import Fault, Outcome, Severity, mark_repeats
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, response_language, row_outcomes
-from think_as_locals.runtime.files import new_file
+from think_as_locals.runtime.files import json_line, new_file
 from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.terminal import Terminal
 from think_as_locals.types import DataError, Item, shown
@@ -78,7 +78,8 @@ class Tally:
 def item_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
     """Yield the outcomes of all rows of a source, with all their faults."""
     check_settings(data)
-    return examine(mark_repeats(row_outcomes(data, seed)))
+    outcomes = mark_repeats(row_outcomes(data, seed))
+    return (outcome.with_faults(*suspicions(outcome.items)) for outcome in outcomes)
 
 
 def validate(outcomes: Iterable[Outcome], *, strict: bool = False, quarantine: Path | None = None) -> Tally:
@@ -92,18 +93,21 @@ def validate(outcomes: Iterable[Outcome], *, strict: bool = False, quarantine: P
 
 
 def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally:
-    """Write the selected items as our own JSONL, bad rows to a file beside it; with `strict`, raise for any fault."""
+    """Write the selected items as our own JSONL, bad rows to a file beside it.
+
+    With `strict`, raise for any fault; with `data.faulty_rows=error`, for any error.
+    """
     tally = Tally()
     items: list[Item] = []
     bad_rows = out.with_suffix(".quarantine.jsonl")
     with new_file(out) as file, new_file(bad_rows, keep_empty=False) as quarantine:
         for outcome in _counted(item_outcomes(data, seed), tally, quarantine):
-            if strict and not tally.clean:
+            if (strict and not tally.clean) or (data.faulty_rows == "error" and outcome.errors):
                 raise DataError("\n".join(_fault_lines(outcome)))
             items += outcome.items
         tally.require_items(data.path)
         chosen = choose(items, data, SOURCES[data.source].applies, seed)
-        file.writelines(map(jsonl.line, chosen))
+        file.writelines(json_line(jsonl.fields(item)) for item in chosen)
         tally.written = len(chosen)
     return tally
 
@@ -152,13 +156,8 @@ _VISIBLE = re.compile(  # not blanks, control characters, direction marks, joine
 )
 
 
-def examine(outcomes: Iterable[Outcome]) -> Generator[Outcome]:
-    """Add warnings about suspicious items: run-on turns, invisible texts, texts in another script."""
-    for outcome in outcomes:
-        yield outcome.with_faults(*_suspicions(outcome.items))
-
-
-def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
+def suspicions(items: Sequence[Item]) -> Iterator[Fault]:
+    """Yield warnings about the items of a row: run-on turns, invisible texts, texts in another script."""
     for name, text in dict.fromkeys(pair for item in items for pair in _responses(item)):
         if found := _NEXT_TURN.search(text):
             excerpt = text[max(0, found.start() - 20) : found.end()]

@@ -283,7 +283,7 @@ def test_culture_is_a_name_or_code_and_unknown_codes_are_rejected(
     given: str, culture: str | None, suggested: str
 ) -> None:
     columns = Columns.of(data_section(source="rows", path="x"))
-    row = json.loads(jsonl.line(make_item(culture=given)))
+    row = json.loads(json.dumps(jsonl.fields(make_item(culture=given))))
     for found in (Outcome.of(a_row(PAIR | {"culture": given}), columns.items), Outcome.of(a_row(row), jsonl.items)):
         assert [item.culture for item in found.items] == ([culture] if culture else [])
         assert fault_names(found) == ([] if culture else ["unknown_culture"])

@@ -117,8 +117,9 @@ def read(data: DataSection, seed: int, faulty: list[str] | None = None) -> Itera
     """
     by_question, invalid = _questions(data)
     made = (
-        Outcome(regions[0].row, tuple(_items(question, regions, data, seed)))
+        Outcome(region.row, tuple(_items(question, regions, data, seed)) if region is regions[0] else ())
         for question, regions in by_question.items()
+        for region in regions
     )
     yield from valid_items(chain(invalid, made), faulty)
 

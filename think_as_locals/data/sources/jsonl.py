@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from think_as_locals.data.fields import Text, Turn
 from think_as_locals.data.languages import culture_fault, language_tag, named_culture
 from think_as_locals.data.rows import Fault, Outcome, Row, mark_repeats, read_rows, unpack, valid_items
-from think_as_locals.runtime.files import json_line, write_rows
+from think_as_locals.runtime.files import write_rows
 from think_as_locals.types import LABELS, DataError, Item, join_turns
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
@@ -112,21 +112,15 @@ def query_items(row: Row, defaults: Mapping[str, Any], is_strict: bool = True) -
 
 def query_item(value: Mapping[str, Any], number: int = 1, place: str = "items") -> Item:
     """Return the item of a caller's row to be judged; raise a `DataError` that names its place."""
-    outcome = Outcome.of(Row(place, number, value, ""), partial(query_items, defaults={}))
-    outcome.raise_errors()
-    return outcome.items[0]
+    return next(valid_items([Outcome.of(Row(place, number, value, ""), partial(query_items, defaults={}))]))
 
 
 def write(items: Iterable[Item], path: Path) -> int:
     """Write items to a new file, as a whole or not at all, and return their number."""
-    return write_rows(path, map(_fields, items))
+    return write_rows(path, map(fields, items))
 
 
-def line(item: Item) -> str:
-    """Return an item as a line of JSON."""
-    return json_line(_fields(item))
-
-
-def _fields(item: Item) -> dict[str, Any]:
-    fields = dataclasses.asdict(item)
-    return fields if item.turns else {name: value for name, value in fields.items() if name != "turns"}
+def fields(item: Item) -> dict[str, Any]:
+    """Return an item as a row."""
+    row = dataclasses.asdict(item)
+    return row if item.turns else {name: value for name, value in row.items() if name != "turns"}

@@ -8,8 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, FiniteFloat, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, FiniteFloat, model_validator
 
 from think_as_locals.data.fields import Identifier, RowModel, Text
 from think_as_locals.data.languages import culture_code
@@ -34,12 +33,6 @@ class PersonRow(RowModel):
         return {**row, **{f"location.{name}": part for name, part in location.items()}}
 
 
-def _check_response(text: str) -> str:
-    if text == "EMPTY STRING" or not text.strip():  # PRISM's mark of an empty response
-        raise PydanticCustomError("no_response", "the response is empty")
-    return text
-
-
 class UtteranceRow(RatedRow):
     """PRISM's utterances; pairs are made within an interaction, as in SCPO (arXiv 2606.18606).
 
@@ -51,7 +44,7 @@ class UtteranceRow(RatedRow):
     interaction_id: Identifier
     utterance_id: Identifier
     prompt: Text = Field(validation_alias="user_prompt")
-    response: Annotated[str, AfterValidator(_check_response), Field(validation_alias="model_response")]
+    response: str = Field(validation_alias="model_response")
     rating: Annotated[FiniteFloat, Field(ge=1, le=100, validation_alias="score")]
     domain: Text = Field("conversation", validation_alias="conversation_type")
 
@@ -88,6 +81,8 @@ def outcomes(path: str) -> Iterator[Outcome]:
         user, earlier = fields.user_id, places.setdefault(fields.utterance_id, row.place)
         if earlier != row.place:
             yield Fault("repeated_id", f"utterance_id {fields.utterance_id!r} is already in {earlier}")
+        elif fields.response.strip() in ("", "EMPTY STRING"):  # the latter is PRISM's mark
+            yield Fault("no_response", "the response is empty")
         elif user not in countries:
             yield Fault("unknown_user", f"user_id {user!r} has no valid row in the survey")
         elif countries[user] is None:
