@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from think_as_locals.data.cards import cards
-from think_as_locals.data.languages import (
-    count_names,
-    culture_code,
-    in_another_script,
-    language_tag,
-    script_share,
-    similar_country,
-)
+from think_as_locals.data.languages import count_names, culture_code, in_another_script, language_tag, similar_country
 
 # fmt: off
 TAGS = {
@@ -116,8 +109,3 @@ def test_cards_in_another_script_are_told() -> None:
 )
 def test_only_clear_mismatches_of_script_are_reported(text: str, named: str, found: bool) -> None:
     assert in_another_script(text, named) == found
-
-
-def test_script_share_counts_letters() -> None:
-    assert script_share("wai สวัส 123", "th") == pytest.approx(3 / 6)  # a vowel above is no letter
-    assert [script_share(*each) for each in (("123", "th"), ("wai", "ha"), ("wai", "und"), ("wai", "zz"))] == [1] * 4

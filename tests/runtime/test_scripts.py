@@ -35,6 +35,5 @@ def test_letters_of_a_language_are_told_from_others(language: str, text: str) ->
 
 
 def test_share_is_of_letters_alone() -> None:
-    assert script_share("wai กข 12", "th") == pytest.approx(2 / 5)
-    assert script_share("12 ...", "th") is None
-    assert script_share("wai กข", "und") == 1
+    assert script_share("wai สวัส 123", "th") == pytest.approx(3 / 6)  # a vowel above is no letter
+    assert [script_share(*each) for each in (("123", "th"), ("wai", "ha"), ("wai", "und"), ("wai", "zz"))] == [1] * 4

@@ -121,10 +121,8 @@ def _launch(arguments: Namespace) -> None:
     """Become `launch/node.sh`, which starts `tal run` in every process and passes signals on."""
     recipe, options, overrides = find_recipe(arguments.recipe), list[str](), list[str]()
     for word in arguments.rest:
-        if word.startswith("~") or ("=" in word and not word.startswith("-")):
-            overrides.append(word)
-        else:
-            options += word.split("=", 1) if word.startswith("--config_file=") else [word]
+        is_override = word.startswith("~") or ("=" in word and not word.startswith("-"))
+        (overrides if is_override else options).extend(word.split("=", word.startswith("--config_file=")))
     if "--config_file" in options[:-1]:
         file = options.index("--config_file") + 1
         options[file] = str(find_launch(options[file]))

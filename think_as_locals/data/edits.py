@@ -30,12 +30,12 @@ from pydantic import ConfigDict
 from think_as_locals.config.compose import nearest
 from think_as_locals.data import cards as culture_cards
 from think_as_locals.data.fields import Language, RowModel, Text, Texts
-from think_as_locals.data.languages import count_names, in_another_script, language_tag, script_share
+from think_as_locals.data.languages import count_names, in_another_script, language_tag
 from think_as_locals.data.rows import Fault, Outcome, Row, check_rows, read_rows
 from think_as_locals.data.sources import SOURCES, jsonl, response_language
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.runtime.files import read_json
-from think_as_locals.runtime.scripts import script
+from think_as_locals.runtime.scripts import script, script_share
 from think_as_locals.types import DataError, Item, is_text, shown
 
 _FOLDER = Path(__file__).parent  # has `frames.json`, and `labels.json` with phrases and names of places
@@ -159,8 +159,7 @@ def rephrase(item: Item) -> Item | None:
 def language_pairs(items: Sequence[Item]) -> list[EditedPair]:
     """CL: give each item the responses of an item that asks the same in another language; the prompt stays.
 
-    For a culture card that is the card in English, or in the language of the culture. Where origins repeat, it is not
-    known which response is which.
+    For a culture card that is the card in English, or in the language of the culture. Repeated origins match nothing.
     """
     asking: dict[tuple[str, ...], list[Item]] = defaultdict(list)
     for item in items:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
@@ -18,9 +17,8 @@ from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 from babel.languages import get_official_languages
 
-from think_as_locals.runtime import scripts
 from think_as_locals.runtime.files import read_json
-from think_as_locals.types import DataError
+from think_as_locals.runtime.scripts import script_share
 
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
 _LONGEST_CULTURE = 100  # characters of a culture's name
@@ -47,8 +45,7 @@ def language_tag(name: str) -> str | None:
         likely = parse_locale(get_global("likely_subtags")[language])[2]
     except (ValueError, UnknownLocaleError, KeyError):
         return None
-    script = "Kore" if script == "Hang" else script
-    parts = (language, script if script != likely else None, territory)
+    parts = (language, script if script not in (likely, {"Kore": "Hang"}.get(likely)) else None, territory)
     return "-".join(filter(None, parts)) if language in known else None
 
 
@@ -191,11 +188,3 @@ def in_another_script(text: str, language: str) -> bool:
     """Return whether a text, beside code and URLs, has enough letters and hardly one in the script of a language."""
     sample = _NOT_TEXT.sub(" ", text[: 4 * _SAMPLE])[:_SAMPLE]
     return sum(map(str.isalpha, sample)) >= _MIN_LETTERS and script_share(sample, language) <= _MAX_QUOTED
-
-
-def script_share(text: str, language: str) -> float:
-    """Return the share of a text's letters in the script of a language; 1 without letters or if it is unknown."""
-    with suppress(DataError):
-        if (share := scripts.script_share(text, language)) is not None:
-            return share
-    return 1.0

@@ -93,10 +93,7 @@ def validate(outcomes: Iterable[Outcome], *, strict: bool = False, quarantine: P
 
 
 def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally:
-    """Write the selected items as our own JSONL, bad rows to a file beside it.
-
-    With `strict`, raise for any fault; with `data.faulty_rows=error`, for any error.
-    """
+    """Write the selected items as our own JSONL, bad rows to a file beside it; with `strict`, raise for any fault."""
     tally = Tally()
     items: list[Item] = []
     bad_rows = out.with_suffix(".quarantine.jsonl")

@@ -69,7 +69,7 @@ def weighed_share(analysis: str | None, responses: Sequence[str]) -> float:
 def script_share(rubric: Rubric, language: str) -> float:
     """Return the share of a rubric's letters in the script of a language (which German and English share)."""
     text = "".join(criterion.name + criterion.description for criterion in rubric.criteria)
-    return scripts.script_share(text, language) or 0.0
+    return scripts.script_share(text, language) if any(map(str.isalpha, text)) else 0.0
 
 
 def is_degenerate(judgement: Judgement, responses: Sequence[str]) -> bool:

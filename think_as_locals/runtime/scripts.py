@@ -5,34 +5,31 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from contextlib import suppress
 from functools import cache
+from itertools import chain
 
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 
 from think_as_locals.types import DataError
 
-# Prefixes of Unicode names of letters, if not the English name of the script.
 _HAN = ("CJK", "IDEOGRAPHIC")
-_PREFIXES = dict.fromkeys(("Hani", "Hans", "Hant"), _HAN) | {"Jpan": (*_HAN, "HIRAGANA", "KATAKANA")}
-_PREFIXES |= {"Kore": ("HANGUL",), "Beng": ("BENGALI",), "Orya": ("ORIYA",)}
+# Prefixes of Unicode names of letters, if not the English name of the script.
+_PREFIXES: dict[str, tuple[str, ...]] = dict.fromkeys(("Hani", "Hans", "Hant"), _HAN)
+_PREFIXES |= {"Jpan": (*_HAN, "HIRAGANA", "KATAKANA"), "Kore": ("HANGUL",), "Beng": ("BENGALI",), "Orya": ("ORIYA",)}
 _PREFIXES |= {"Cans": ("CANADIAN",), "Mtei": ("MEETEI",), "Nkoo": ("NKO",)}
 
 
 @cache
 def scripts(language: str) -> tuple[str, ...]:
-    """Return the prefixes of the Unicode names of a language's letters; any letter's for `und`.
-
-    Those of a tag without a region are of all scripts that the language is written in.
-    """
+    """Return the prefixes of the Unicode names of a language's letters, in all its scripts; any letter's for `und`."""
     if language == "und":
         return ("",)
     regional = re.compile(re.escape(language) + "_[A-Z]{2}")  # Serbian is Cyrillic, in Montenegro (`sr_ME`) Latin
-    others = (tag.replace("_", "-") for tag in get_global("likely_subtags") if regional.fullmatch(tag))
-    english = Locale("en").scripts
-    codes = map(script, (language, *others))
-    found = (name for code in codes for name in _PREFIXES.get(code) or (english[code].upper().split()[0],))
-    return tuple(dict.fromkeys(found))
+    tags = (language, *(tag.replace("_", "-") for tag in get_global("likely_subtags") if regional.fullmatch(tag)))
+    found = (_PREFIXES.get(code) or (Locale("en").scripts[code].upper().split()[0],) for code in map(script, tags))
+    return tuple(dict.fromkeys(chain.from_iterable(found)))
 
 
 @cache
@@ -50,8 +47,11 @@ def script(language: str) -> str:
         ) from None
 
 
-def script_share(text: str, language: str) -> float | None:
-    """Return the share of a text's letters in the script of a language (German and English share one)."""
-    expected, letters = scripts(language), Counter(filter(str.isalpha, text))
-    own = sum(n for letter, n in letters.items() if unicodedata.name(letter, "").startswith(expected))
-    return own / letters.total() if letters else None
+def script_share(text: str, language: str) -> float:
+    """Return the share of a text's letters in the script of a language; 1 without letters or if it is unknown."""
+    letters = Counter(filter(str.isalpha, text))
+    with suppress(DataError, ZeroDivisionError):
+        prefixes = scripts(language)
+        own = (n for letter, n in letters.items() if unicodedata.name(letter, "").startswith(prefixes))
+        return sum(own) / letters.total()
+    return 1.0

@@ -198,9 +198,9 @@ class Columns:
             return
         if not _LETTERS.startswith(values.get("letters", "")):
             yield Fault("missing", f"expected responses in the first of {', '.join(self.names['responses'])}")
-        given = {name: values[name] for name in ("prompt", "responses", "culture", "language") if name in values}
-        id_ = {"id": str(values["id"])} if "id" in values else {}
-        yield from query_items(row._replace(value=given | id_), defaults={"culture": None})
+        fields = ("id", "prompt", "responses", "culture", "language")
+        given = {name: str(values[name]) if name == "id" else values[name] for name in fields if name in values}
+        yield from query_items(row._replace(value=given), defaults={"culture": None})
 
     def _label(self, value: Any) -> str | None:
         if isinstance(value, float) and value.is_integer():  # as a table writes whole numbers beside nulls

@@ -88,8 +88,7 @@ def _without_repeats(fields: dict[str, Any]) -> dict[str, Any]:
 def query_items(row: Row, defaults: Mapping[str, Any], is_strict: bool = True) -> Iterator[Item | Fault]:
     """Yield the item of a row to be judged: only prompt, responses (or `response_a`, ...) and culture are required.
 
-    Other keys are a fault, or if it is not strict, left out unless only their case is another; so is `best`, as rows
-    may say it in other ways than `Item`.
+    Other keys are a fault, or if it is not strict, left out unless only their case is another; so is any `best`.
     """
     if isinstance(row.value, Mapping):
         given = {n: value for n, value in row.value.items() if value is not None or n in ("culture", "country")}
