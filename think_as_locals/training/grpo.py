@@ -81,6 +81,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             **trl_arguments(config, config.grpo, checkpoints.folder),
             **rollout_arguments(config),
             reward_weights=list(weights.values()),
+            num_completions_to_print=-1,  # TRL would print strangers' control characters
         )
         check_num_items(arguments, len(items))
         with rollout_engine(config, self.chat, dataset[:CHECK_PROMPTS]["prompt"], folder, self.log_rollouts):

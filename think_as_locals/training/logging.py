@@ -57,7 +57,7 @@ class CompletionsWriter(TrainerCallback):
         if state.is_world_process_zero and rows:
             self._run.completions_dir.mkdir(parents=True, exist_ok=True)
             write_bytes(self._run.completions(state.global_step), parquet(rows))
-            # TRL's `log_completions` writes only those of the last batch before each logged step, and prints them all.
+            # TRL's `log_completions` writes only those of the last batch before each logged step.
             if state.global_step == 1 or state.global_step % self._show_every == 0:
                 shown = {name: cut(" ".join(shorten_repeats(rows[0][name]).split()), _SHOWN) for name in _TEXTS}
                 texts = "".join(f"\n  {name}: {text}" for name, text in shown.items())
