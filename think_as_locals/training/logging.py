@@ -66,21 +66,6 @@ class CompletionsWriter(TrainerCallback):
                 self._console.print(f"step {state.global_step}, one of {len(rows)} completions:{texts}\n{of}")
 
 
-class EvaluationView:
-    """Prints now and then how many of an evaluation's judgements are there."""
-
-    def __init__(self, console: Console, step: int) -> None:
-        self._console, self._step = console, step
-        self._done, self._printed = 0, time.monotonic()
-
-    def advance(self, more: int, total: int) -> None:
-        """Count judgements."""
-        self._done += more
-        if time.monotonic() - self._printed >= _LINE_EVERY_S:
-            self._printed = time.monotonic()
-            self._console.print(f"{_now()}  evaluation at step {self._step}: {self._done:,} of {total:,} judgements")
-
-
 class EvalCallback(TrainerCallback):
     """Measures before training, every `every_steps` steps and after the last.
 
@@ -146,11 +131,8 @@ _METRICS = {  # metric -> label and format
     "update/tokens_per_s": ("tokens/s of the update", "{:,.0f}"),
     "update/mfu": ("MFU", "{:.0%}"),
 }
-_LINE_EVERY_S = 15.0
-
-
-def _now() -> str:
-    return time.strftime("%H:%M:%S")
+LINE_EVERY_S = 15.0
+"""Seconds between two lines about the progress, at least."""
 
 
 class LiveView(TrainerCallback):
@@ -161,7 +143,7 @@ class LiveView(TrainerCallback):
         self._stage = stage
         self._latest: dict[str, float] = {}
         self._tokens = (0.0, time.monotonic())
-        self._printed = -_LINE_EVERY_S
+        self._printed = -LINE_EVERY_S
         self._progress = progress_bar(console)
         self._task = self._progress.add_task(stage, total=None)
 
@@ -188,12 +170,13 @@ class LiveView(TrainerCallback):
         if tokens > self._tokens[0]:
             self._latest["tokens/s"] = (tokens - self._tokens[0]) / max(now - self._tokens[1], 1e-9)
             self._tokens = (tokens, now)
-        if now - self._printed >= _LINE_EVERY_S or state.global_step == state.max_steps:
+        if now - self._printed >= LINE_EVERY_S or state.global_step == state.max_steps:
             self._printed = now
             figures = self._figures()
             if left := self._progress.tasks[0].time_remaining:
                 figures.append(f"left {left:.0f} s")
-            line = "  ".join([_now(), f"{self._stage} {state.global_step}/{state.max_steps}", *figures])
+            step = f"{self._stage} {state.global_step}/{state.max_steps}"
+            line = "  ".join([time.strftime("%H:%M:%S"), step, *figures])
             self._console.print(line, soft_wrap=True)  # in a log, a line is a line
 
     def close(self) -> None:
