@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -48,9 +49,8 @@ from think_as_locals.training.grpo import (
     gather_shares,
     policy_engine,
     share_of_rank,
-    train_grpo,
 )
-from think_as_locals.training.logging import EvaluationView, LiveView, tracked
+from think_as_locals.training.logging import LINE_EVERY_S, CompletionsWriter, EvalCallback, LiveView, tracked
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind, cut
 
 _TOKENIZER_DEMONSTRATIONS = 4000
@@ -185,7 +185,10 @@ def grpo(
     checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, best_step, finish)
     trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
     evaluate = partial(evaluate_policy, config, trainer, data.sets, hashes, folder, console, signals)
-    train_grpo(trainer, config, folder, signals, console, evaluate)
+    with tracked(trainer, config, folder), closing(LiveView(console, "GRPO")) as view:
+        evaluations = EvalCallback(trainer, evaluate, folder, config.eval.every_steps)
+        completions = CompletionsWriter(folder, trainer.rewards.take_rows, console, config.eval.every_steps)
+        train_stage(folder, trainer, "grpo", signals, console, [evaluations, completions, view])
     save_model(trainer, model, config.model, folder, AutoModelForCausalLM.from_pretrained, finish)
 
 
@@ -276,10 +279,15 @@ def evaluate_policy(
 
     KeyboardInterrupt if a signal stops it, which a run of several processes heeds only afterwards.
     """
-    view = EvaluationView(console, step)
+    done, printed = 0, time.monotonic()
 
     def advance(more: int, total: int) -> None:
-        view.advance(more, total)
+        nonlocal done, printed
+        done += more
+        if time.monotonic() - printed >= LINE_EVERY_S:
+            printed = time.monotonic()
+            now = time.strftime("%H:%M:%S")
+            console.print(f"{now}  evaluation at step {step}: {done:,} of {total:,} judgements")
         if signals.received and PartialState().num_processes == 1:
             raise KeyboardInterrupt
 

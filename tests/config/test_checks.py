@@ -385,6 +385,8 @@ FOREIGN = {  # fields of TRL's that a recipe may not set: what sends anything an
     "hub_token": PLANTED["HF_TOKEN"],
     "deepspeed": "zero.json",
     "neftune_noise_alpha": 5.0,
+    "cache_implementation": "static",
+    "num_completions_to_print": 3,
 }
 REFUSED[QUICKSTART,] += [
     ({f"grpo.{key}": value}, f"grpo.{key}: none of the fields of TRL's GRPOConfig that a recipe may set")
@@ -394,6 +396,7 @@ NAN, INFINITE = float("nan"), float("inf")
 REFUSED[QUICKSTART,] += [
     ({"grpo.num_generation": 4}, "grpo.num_generation: none of the fields of TRL's GRPOConfig that"),
     ({"sft.packing": True}, "sft.packing: none of the fields of TRL's SFTConfig"),
+    ({"sft.shuffle_dataset": True}, "sft.shuffle_dataset: none of the fields of TRL's SFTConfig"),
     ({"grpo.top_p": INFINITE}, "grpo.top_p: got inf, expected a finite number"),  # a field of TRL's
     ({"sft.biased_share": -INFINITE}, "sft.biased_share: got -inf, expected a finite number"),
     ({"reward.weights": {"correctness": NAN}}, "reward.weights.correctness: got nan, expected a finite number"),
@@ -401,6 +404,7 @@ REFUSED[QUICKSTART,] += [
 ]
 REFUSED[SCPO,] += [
     ({"global_rm.max_length": 9}, "global_rm.max_length: none of the fields of TRL's RewardConfig"),
+    ({"scpo.router_aux_loss_coef": 0.0}, "scpo.router_aux_loss_coef: none of the fields of TRL's RewardConfig"),
     ({"scpo.gradient_accumulation_steps": 2}, "scpo.gradient_accumulation_steps: none of the fields of TRL's RewardC"),
     ({"scpo.filter_treshold": 0.5}, "that a recipe may set; did you mean 'filter_threshold'?"),
 ]

@@ -322,6 +322,27 @@ def test_prompt_that_does_not_fit_the_protocol_is_rejected(prompt: str, kind: Pr
         scripted("", prompt, protocol(kind))
 
 
+def test_judge_of_a_branch_is_loaded_and_identified_by_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    loaded: list[str] = []
+    monkeypatch.setattr(
+        "think_as_locals.reward_models.judge.load_engine",
+        lambda *_, revision, **__: loaded.append(revision) or Scripted(),
+    )
+    commits, cache = ["a" * 40, "b" * 40], tmp_path / "models--owner--judge"
+    (cache / "refs").mkdir(parents=True)
+    for commit in commits:
+        (cache / "refs" / "main").write_text(commit)
+        (cache / "snapshots" / commit).mkdir(parents=True)
+        for name in ("config.json", "tal_judge.json"):
+            (cache / "snapshots" / commit / name).write_text("{}")
+        assert Judge.load("owner/judge").identity["model"]["commit"] == commit
+    assert loaded == commits
+
+
 def test_identity_is_json_and_changes_with_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     rm = scripted("", "rewardbench2")
     identity = rm.identity

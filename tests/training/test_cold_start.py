@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -228,6 +229,15 @@ def test_model_is_saved_without_its_settings_for_sampling(tmp_path: Path, overri
     saved = json.loads((output.model / "generation_config.json").read_text())
     assert saved["eos_token_id"] == [3, 4]
     assert not {"temperature", "repetition_penalty"} & {name for name, value in saved.items() if value is not None}
+
+
+def test_adapter_is_merged_into_the_commit_of_its_base_that_it_was_trained_on(tmp_path: Path) -> None:
+    trainer = _trainer(tmp_path, list(demonstrate(ITEMS, 4, UNBIASED, seed=0)), *LOADED, "lora=rank16")
+    trainer.model.config._commit_hash = "c0ffee"  # as of a model from the Hub
+    load, output = Mock(side_effect=AutoModelForCausalLM.from_pretrained), StageFolder(tmp_path / "out")
+    save_model(trainer, str(tmp_path / "model"), load_recipe("recipes/quickstart.yaml").model, output, load)
+    assert load.call_args.kwargs["revision"] == "c0ffee"
+    assert json.loads((output.adapter / "adapter_config.json").read_text())["revision"] == "c0ffee"
 
 
 @pytest.mark.parametrize("prompt", ["compact", "compact_analysis"])

@@ -62,6 +62,21 @@ def test_gain_scores_match_naive_forward_passes(tmp_path: Path, scorer: str) -> 
         assert score == pytest.approx(expected, abs=1e-5)
 
 
+def test_rank_with_one_branch_takes_as_many_passes_as_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = tiny_trainer(tmp_path, "reward=paper", "grpo.max_tokens_per_micro_batch=1")
+    without, scored = query(trainer, 0, None, 1), query(trainer, 0, rubric_of("custom"), 1)
+    expected = trainer._gain_scorer.score([scored])
+    assert trainer.unshared_reason is None
+    monkeypatch.setattr(trainer.accelerator, "gather", lambda count: torch.cat([count, torch.tensor([5])]))
+    passes = Mock(side_effect=trainer.model.forward)
+    monkeypatch.setattr(trainer.model, "forward", passes)
+    assert trainer._gain_scorer.score([without]) == [None]
+    assert trainer._gain_scorer.score([scored]) == [pytest.approx(pair, abs=1e-5) for pair in expected]
+    assert passes.call_count == 2 * 5
+
+
 def test_gain_is_the_smaller_one_of_both_orders(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, "reward=paper", "reward.both_orders=true")
     rubrics = [rubric_of("custom", "place"), None, rubric_of("fit"), rubric_of("the second", "of both")]

@@ -163,6 +163,15 @@ def test_rollouts_ignore_the_generation_config_of_the_model(tmp_path: Path) -> N
     assert found[0] == found[1]
 
 
+def test_completions_logged_by_trl_go_to_its_table_and_not_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = tiny_trainer(tmp_path, "grpo.log_completions=true")
+    trainer.train()
+    assert list(tmp_path.rglob("completions_*.parquet"))
+    assert "Completion" not in capsys.readouterr().out
+
+
 def test_rollouts_and_gains_are_computed_without_dropout_and_losses_with(tmp_path: Path) -> None:
     overrides = ["rollout=transformers", "prompt=compact_rubric", "reward=paper"]
     trainer = tiny_trainer(tmp_path, *overrides, "grpo.max_steps=1", correctness=chance)

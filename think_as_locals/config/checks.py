@@ -138,22 +138,22 @@ def _describe(fault: Mapping[str, Any], values: Mapping[str, Any]) -> str:
 _OPTIMISATION = (
     *("lr_scheduler_kwargs", "optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2"),
     *("adam_epsilon", "max_grad_norm", "gradient_checkpointing_kwargs", "use_liger_kernel", "torch_empty_cache_steps"),
-    *("torch_compile", "torch_compile_backend", "torch_compile_mode", "router_aux_loss_coef", "full_determinism"),
+    *("torch_compile", "torch_compile_backend", "torch_compile_mode", "full_determinism"),
     *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
     *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "logging_first_step", "log_level"),
 )
 _GRPO = (
     *("steps_per_generation", "generation_batch_size", "num_iterations", "shuffle_dataset"),
-    *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation", "disable_dropout"),
+    *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "disable_dropout"),
     *("epsilon", "epsilon_high", "delta", "sapo_temperature_neg", "sapo_temperature_pos", "importance_sampling_level"),
     *("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "scale_rewards", "use_bias_correction_kl"),
     *("multi_objective_aggregation", "mask_truncated_completions", "off_policy_mask_threshold", "top_entropy_quantile"),
     *("entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),
     *("entropy_target", "vllm_enable_sleep_mode", "vllm_importance_sampling_correction", "ds3_gather_for_generation"),
     *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min", "log_completions"),
-    *("num_completions_to_print", "log_unique_prompts"),
+    *("log_unique_prompts", "router_aux_loss_coef"),
 )
-_SFT = ("loss_type", "train_sampling_strategy", "activation_offloading", "neftune_noise_alpha", "shuffle_dataset")
+_SFT = ("loss_type", "activation_offloading", "neftune_noise_alpha", "router_aux_loss_coef")
 _REWARD = ("center_rewards_coefficient", "activation_offloading")
 _FINITE = ConfigDict(allow_inf_nan=False)
 _TRL_SECTIONS: dict[str, tuple[type[TrlSection], str, tuple[str, ...]]] = {

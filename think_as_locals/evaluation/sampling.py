@@ -37,6 +37,7 @@ from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, Polic
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.reward_models.reward_model import Answer, Answered, Request, identify_weights, is_unanswered
 from think_as_locals.runtime.files import write_rows
+from think_as_locals.runtime.model_files import commit_of
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, DataError, DataWarning, Item, first_of
 
@@ -64,16 +65,16 @@ def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, di
         return engine, {"url": policy.url, "name": policy.model, "fields": policy.fields}, None
     loaded: dict[str, Any] = {"dtype": policy.dtype or "auto", "backend": policy.backend}
     loaded |= {"quantization": policy.quantization} if policy.quantization else {}
-    kwargs = dict(policy.chat_template_kwargs)
+    kwargs, commit = dict(policy.chat_template_kwargs), commit_of(policy.path, policy.revision)
     local = load_engine(
         *(policy.path, policy.backend),
         dtype=loaded["dtype"],
         template_kwargs=kwargs,
         batch_size=policy.batch_size,
-        revision=policy.revision,
+        revision=commit,
         vllm=policy.vllm,
     )
-    weights = identify_weights(policy.path, policy.revision)
+    weights = identify_weights(policy.path, commit)
     return local, {"name": policy.path, **weights, **loaded, "chat_template_kwargs": kwargs}, policy.requests_at_once
 
 

@@ -32,7 +32,7 @@ from think_as_locals.reward_models.reward_model import (
     query_all,
 )
 from think_as_locals.runtime.files import write_json
-from think_as_locals.runtime.model_files import model_file
+from think_as_locals.runtime.model_files import commit_of, model_file
 from think_as_locals.types import LABELS, ConfigError, CultureShown, Item, Judgement, ModelError, RubricLanguage
 
 SETTINGS_FILE = "tal_judge.json"
@@ -151,6 +151,7 @@ class Judge:
             server, settings = _connect(path, base_url, served_name or path, key_variable, revision, changes)
             model = {"url": server.url, "name": server.model, "fields": dict(server.fields)}
             return cls(engine=server, settings=settings, model=model, **options)
+        revision = commit_of(path, revision)
         settings = replace(JudgeSettings.load(path, revision), **changes)
         dtype, template_kwargs = settings.dtype, dict(settings.chat_template_kwargs)
         loading: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}

@@ -164,12 +164,6 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet table; a `DataError` if it cannot be read."""
-    for batch in parquet_batches(path):
-        yield from batch.to_pylist()
-
-
 def parquet_batches(path: Path, rows: int = _ROW_GROUP) -> Iterator[pyarrow.RecordBatch]:
     """Yield the columns of a Parquet table, of some rows at a time; a `DataError` if it cannot be read or is a bomb."""
     import pyarrow.parquet

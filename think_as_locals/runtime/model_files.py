@@ -9,13 +9,11 @@ from pathlib import Path
 from traceback import walk_tb
 
 from think_as_locals.runtime.files import file_fault
-from think_as_locals.runtime.processes import time_limit
 from think_as_locals.types import ModelError, ThinkAsLocalsError, cut
 
 _CONFIG = "config.json"
 _AGAIN = "save the model or download it again"
 _TIMEOUT = 5.0  # seconds for the Hub to answer
-_LOAD_S = 3600.0  # for all of a model, with its download
 # Of transformers and PEFT; ours.
 _LOADERS = ("from_pretrained", "get_config_dict", "architecture", "load_published")
 
@@ -56,6 +54,14 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
         ) from error
 
 
+def commit_of(path: str, revision: str | None) -> str | None:
+    """Return the commit on the Hub that a revision of a model is now; of a directory, the revision as it is."""
+    if Path(path).is_dir():
+        return revision
+    files = (model_file(path, name, revision) for name in (_CONFIG, "adapter_config.json"))
+    return next((file.parent.name for file in files if file), revision)
+
+
 def files_fault(folder: Path) -> str | None:
     """Return why a directory has no whole model, going by the headers of its weights, or `None`."""
     if not any((folder / name).is_file() for name in (_CONFIG, "adapter_config.json")):
@@ -85,8 +91,7 @@ def reading_model(path: str) -> Iterator[None]:
     Whatever comes out of a `from_pretrained` is about the model; other errors, of disks and of memory, pass unchanged.
     """
     try:
-        with time_limit(_LOAD_S):
-            yield
+        yield
     except (ThinkAsLocalsError, MemoryError):
         raise
     except Exception as error:

@@ -27,7 +27,7 @@ from think_as_locals.evaluation.journal import by_response, content_key, query_w
 from think_as_locals.evaluation.statistics import accuracy, difference, estimate_mean
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
-from think_as_locals.runtime.files import parquet, read_json, read_parquet, write_bytes, write_json
+from think_as_locals.runtime.files import parquet, parquet_batches, read_json, write_bytes, write_json
 from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.types import DataError, Item
 
@@ -172,7 +172,8 @@ def read_result(folder: Path) -> VariantResult | None:
     if not files.record.is_file():
         return None
     record = read_json(files.record)
-    scores = {row["response"]: row["score"] for row in read_parquet(files.record_scores)}
+    rows = (row for batch in parquet_batches(files.record_scores) for row in batch.to_pylist())
+    scores = {row["response"]: row["score"] for row in rows}
     return VariantResult(spec=VariantSpec(**record.pop("spec")), scores=scores, **record)
 
 

@@ -84,7 +84,13 @@ class SampledAhead:
         found, staleness = None, 0
         if self._batches:
             batch = self._batches.popleft()
-            found = self._engine.collect(batch.sampled, prompts, lambda all_prompts: self._check(batch, all_prompts))
+            all_prompts, own = self._engine.gathered(prompts)
+            if _prompts_digest(all_prompts) != batch.prompts:
+                raise TrainingError(
+                    f"generation batch {batch.number} was sampled for other prompts than those that the data loader "
+                    "gives: something changes their order; set rollout.ahead=0"
+                )
+            found = self._engine.collect(batch.sampled, own)
             staleness = number - batch.weights
         if found is None:  # the first batch of a process, or the server was restarted: it has no weights for the rest
             self._batches.clear()
@@ -147,14 +153,6 @@ class SampledAhead:
         conversations = self._trainer.train_dataset[distinct]["prompt"]
         ids = dict(zip(distinct, self._trainer._tokenize_prompts(conversations)[0], strict=True))
         return [ids[row] for row in rows]
-
-    def _check(self, batch: _Batch, all_prompts: Prompts) -> None:
-        """Raise TrainingError unless a batch has the prompts of the data loader."""
-        if _prompts_digest(all_prompts) != batch.prompts:
-            raise TrainingError(
-                f"generation batch {batch.number} was sampled for other prompts than those that the data loader gives: "
-                "something changes their order; set rollout.ahead=0"
-            )
 
     @property
     def _window(self) -> int:

@@ -461,10 +461,12 @@ def save_model(
                 trainer.model.to(getattr(torch, settings.dtype))  # trained in float32, perhaps
             trainer.save_model(str(unfinished))
             return
+        commit = getattr(trainer.model.config, "_commit_hash", None)  # of the base, if it is from the Hub
+        trainer.model.active_peft_config.revision = commit
         trainer.save_model(str(output.adapter))
         if not state.is_main_process:
             return
-        loading = {"revision": settings.revision, "dtype": settings.dtype, "trust_remote_code": False}
+        loading = {"revision": commit, "dtype": settings.dtype, "trust_remote_code": False}
         with unsharded():  # this rank loads the base alone
             # The adapter's file has all that was trained: no rank needs to hold the policy's weights whole.
             merged = PeftModel.from_pretrained(load(base, **loading), str(output.adapter))

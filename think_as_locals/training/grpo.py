@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
@@ -18,7 +19,6 @@ from accelerate.utils import gather, gather_object
 from datasets import Dataset
 from datasets.table import InMemoryTable
 from peft import LoraConfig
-from rich.console import Console
 from torch import Tensor
 from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, RewardConfig, SFTConfig
@@ -30,7 +30,7 @@ from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection
-from think_as_locals.engines import Chat, Engine, Messages
+from think_as_locals.engines import Chat, Engine
 from think_as_locals.engines.transformers_engine import TransformersEngine, neutral_generation
 from think_as_locals.engines.vllm_engine import VLLMEngine
 from think_as_locals.engines.vllm_server import ServerEngine
@@ -38,9 +38,8 @@ from think_as_locals.judging import render, render_presented, shuffle_responses
 from think_as_locals.runtime.ranks import current_launch, device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.ahead import SampledAhead
-from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, StopSignals, Values, train_stage
+from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, Values
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
-from think_as_locals.training.logging import CompletionsWriter, EvalCallback, LiveView, tracked
 from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedGeneration, rollout_arguments
 from think_as_locals.training.served_engine import ServedGeneration
@@ -81,9 +80,13 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             **trl_arguments(config, config.grpo, checkpoints.folder),
             **rollout_arguments(config),
             reward_weights=list(weights.values()),
+            num_completions_to_print=-1,  # TRL would print strangers' control characters
         )
         check_num_items(arguments, len(items))
-        with rollout_engine(config, self.chat, dataset[:CHECK_PROMPTS]["prompt"], folder, self.log_rollouts):
+        engine = ServedGeneration if config.rollout.backend == "vllm_server" else ColocatedGeneration
+        checked = dataset[:CHECK_PROMPTS]["prompt"]
+        settings = {"config": config, "chat": self.chat, "conversations": checked, "run": folder}
+        with patch.object(grpo_trainer, "VLLMGeneration", partial(engine, **settings, log=self.log_rollouts)):
             super().__init__(
                 checkpoints=checkpoints,
                 float32_head=config.grpo.cast_lm_head_to_fp32,
@@ -211,23 +214,6 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
 
 
 @contextmanager
-def rollout_engine(
-    config: RunConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
-) -> Iterator[None]:
-    """Make GRPOTrainers that sample with our engine instead of TRL's."""
-    engine = {"vllm_colocate": ColocatedGeneration, "vllm_server": ServedGeneration}.get(config.rollout.backend)
-    original = grpo_trainer.VLLMGeneration
-    if engine:
-        grpo_trainer.VLLMGeneration = partial(
-            engine, config=config, chat=chat, conversations=conversations, run=run, log=log
-        )
-    try:
-        yield
-    finally:
-        grpo_trainer.VLLMGeneration = original
-
-
-@contextmanager
 def policy_engine(trainer: JudgeTrainer, batch_size: int) -> Iterator[Engine]:
     """Yield the trainer's own engine with the policy's current weights: an evaluation loads no second one."""
     model = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
@@ -265,24 +251,6 @@ def _ranks_per_engine(trainer: JudgeTrainer) -> int:
         return 1
     served = isinstance(trainer.vllm_generation, ServedGeneration)
     return PartialState().num_processes if served else int(trainer.args.vllm_tensor_parallel_size)
-
-
-def train_grpo(
-    trainer: JudgeTrainer,
-    config: RunConfig,
-    folder: RunFolder,
-    signals: StopSignals,
-    console: Console,
-    evaluate: Callable[[int], dict[str, float]],
-) -> None:
-    """Train by GRPO with the records of a run; `evaluate` measures before, at steps and after."""
-    with tracked(trainer, config, folder), closing(LiveView(console, "GRPO")) as view:
-        callbacks = (
-            EvalCallback(trainer, evaluate, folder, config.eval.every_steps),
-            CompletionsWriter(folder, trainer.rewards.take_rows, console, config.eval.every_steps),
-            view,
-        )
-        train_stage(folder, trainer, "grpo", signals, console, callbacks)
 
 
 class BothOrdersSampler(RepeatSampler):

@@ -57,28 +57,13 @@ class CompletionsWriter(TrainerCallback):
         if state.is_world_process_zero and rows:
             self._run.completions_dir.mkdir(parents=True, exist_ok=True)
             write_bytes(self._run.completions(state.global_step), parquet(rows))
-            # TRL's `log_completions` writes only those of the last batch before each logged step, and prints them all.
+            # TRL's `log_completions` writes only those of the last batch before each logged step.
             if state.global_step == 1 or state.global_step % self._show_every == 0:
                 shown = {name: cut(" ".join(shorten_repeats(rows[0][name]).split()), _SHOWN) for name in _TEXTS}
                 texts = "".join(f"\n  {name}: {text}" for name, text in shown.items())
                 reward = "none" if rows[0]["reward"] is None else f"{rows[0]['reward']:+.3f}"
                 of = f"  best {rows[0]['best_label']}, reward {reward}"
                 self._console.print(f"step {state.global_step}, one of {len(rows)} completions:{texts}\n{of}")
-
-
-class EvaluationView:
-    """Prints now and then how many of an evaluation's judgements are there."""
-
-    def __init__(self, console: Console, step: int) -> None:
-        self._console, self._step = console, step
-        self._done, self._printed = 0, time.monotonic()
-
-    def advance(self, more: int, total: int) -> None:
-        """Count judgements."""
-        self._done += more
-        if time.monotonic() - self._printed >= _LINE_EVERY_S:
-            self._printed = time.monotonic()
-            self._console.print(f"{_now()}  evaluation at step {self._step}: {self._done:,} of {total:,} judgements")
 
 
 class EvalCallback(TrainerCallback):
@@ -146,11 +131,8 @@ _METRICS = {  # metric -> label and format
     "update/tokens_per_s": ("tokens/s of the update", "{:,.0f}"),
     "update/mfu": ("MFU", "{:.0%}"),
 }
-_LINE_EVERY_S = 15.0
-
-
-def _now() -> str:
-    return time.strftime("%H:%M:%S")
+LINE_EVERY_S = 15.0
+"""Seconds between two lines about the progress, at least."""
 
 
 class LiveView(TrainerCallback):
@@ -161,7 +143,7 @@ class LiveView(TrainerCallback):
         self._stage = stage
         self._latest: dict[str, float] = {}
         self._tokens = (0.0, time.monotonic())
-        self._printed = -_LINE_EVERY_S
+        self._printed = -LINE_EVERY_S
         self._progress = progress_bar(console)
         self._task = self._progress.add_task(stage, total=None)
 
@@ -188,12 +170,13 @@ class LiveView(TrainerCallback):
         if tokens > self._tokens[0]:
             self._latest["tokens/s"] = (tokens - self._tokens[0]) / max(now - self._tokens[1], 1e-9)
             self._tokens = (tokens, now)
-        if now - self._printed >= _LINE_EVERY_S or state.global_step == state.max_steps:
+        if now - self._printed >= LINE_EVERY_S or state.global_step == state.max_steps:
             self._printed = now
             figures = self._figures()
             if left := self._progress.tasks[0].time_remaining:
                 figures.append(f"left {left:.0f} s")
-            line = "  ".join([_now(), f"{self._stage} {state.global_step}/{state.max_steps}", *figures])
+            step = f"{self._stage} {state.global_step}/{state.max_steps}"
+            line = "  ".join([time.strftime("%H:%M:%S"), step, *figures])
             self._console.print(line, soft_wrap=True)  # in a log, a line is a line
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
-from think_as_locals.engines.transformers_engine import padded
+from think_as_locals.engines.transformers_engine import evaluating, padded
 from think_as_locals.engines.vllm_engine import ChecksumRequest, SentTensors, check_sync, read_checksum
 from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.runtime.run_folder import RunFolder
@@ -61,7 +61,7 @@ def rollout_arguments(config: RunConfig) -> dict[str, Any]:
         **({"vllm_gpu_memory_utilization": share} if share else {}),
         "use_vllm": True,
         "vllm_mode": "colocate",  # with `server` TRL would look for a client of its own kind
-        "vllm_max_model_length": rollout.max_model_length,
+        "vllm_max_model_length": rollout.max_model_length if rollout.backend == "vllm_colocate" else None,
     }
 
 
@@ -158,15 +158,10 @@ class CheckedGeneration(VLLMGeneration, ABC):
         """Return the policy's log-probabilities of all tokens at every position (prompts, _TOKENS, vocabulary)."""
         rows = [p + c[:-1] for p, c in zip(cycle(self._check_prompts), completions, strict=False)]
         ids, mask = (tensor.to(self.accelerator.device) for tensor in padded(rows, "left"))
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with self.accelerator.autocast():
-                wanted = {"logits_to_keep": _TOKENS, "use_cache": False}
-                logits = self.model(input_ids=ids, attention_mask=mask, **wanted).logits
-        finally:
-            self.model.train(was_training)
-            self._reshard()
+        with evaluating(self.model), self.accelerator.autocast():
+            wanted = {"logits_to_keep": _TOKENS, "use_cache": False}
+            logits = self.model(input_ids=ids, attention_mask=mask, **wanted).logits
+        self._reshard()
         log_probs: torch.Tensor = logits.float().log_softmax(-1).cpu()
         return log_probs
 

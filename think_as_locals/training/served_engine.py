@@ -99,17 +99,9 @@ class ServedGeneration(CheckedGeneration):
             in_background(partial(self._sample_all, batches, self._in_flight))
         return self._in_flight
 
-    def collect(
-        self, future: Future[Sampled | None], prompts: Sequence[list[int]], check: Callable[[list[list[int]]], None]
-    ) -> list[SampledTokens] | None:
-        """Wait for a batch and return this rank's completions; `check` may refuse the prompts of all ranks."""
-        all_prompts, own = self._gathered(prompts)
-
-        def take() -> Sampled | None:
-            check(all_prompts)
-            return future.result()
-
-        if (sampled := self.on_main(take)) is None:
+    def collect(self, future: Future[Sampled | None], own: slice) -> list[SampledTokens] | None:
+        """Wait for a batch and return the completions of this rank's slice of it."""
+        if (sampled := self.on_main(future.result)) is None:
             return None
         self._log_hit_rate(sampled.prefix_cache if self.accelerator.is_main_process else (0.0, 0.0))
         return sampled.completions[own]
@@ -125,7 +117,7 @@ class ServedGeneration(CheckedGeneration):
                 fault = error
             future.set_exception(fault)
 
-    def _gathered(self, prompts: Sequence[list[int]]) -> tuple[list[list[int]], slice]:
+    def gathered(self, prompts: Sequence[list[int]]) -> tuple[list[list[int]], slice]:
         """Return the prompts of all ranks, and the slice of this rank."""
         ranks: list[list[list[int]]] = gather_object([list(prompts)])
         first = sum(map(len, ranks[: self.accelerator.process_index]))
@@ -262,7 +254,7 @@ class ServedGeneration(CheckedGeneration):
         return self._answers
 
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
-        all_prompts, own = self._gathered(prompts)
+        all_prompts, own = self.gathered(prompts)
         found = self.complete(all_prompts, **self._sampling)[own]
         return prompts, [c.token_ids for c in found], [[[value] for value in c.log_probs] for c in found], None
 

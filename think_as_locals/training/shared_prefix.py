@@ -261,7 +261,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         # Without anything to compute, a pass over one token, weighted by 0, keeps this rank in step with the others.
         idle = not any(len(completion) for completion in completions)
         if idle:
-            prompts = completions = [ids[0, -1:]]
+            prompts = completions = [ids.new_zeros(1)]  # of any token, as there may be no row
         packed = packing.pack(prompts, completions)
         self.num_updated_tokens += packed.inputs["input_ids"].numel() if torch.is_grad_enabled() else 0
         with self.accelerator.autocast():
@@ -419,7 +419,7 @@ def passes(
     """Split a micro-batch into parts of at most `max_tokens` tokens, a group's prompt counted once; return their rows.
 
     Groups stay whole unless one alone is larger: then each of its parts has the prompt. `agree` returns how many parts
-    all ranks are to have, given how many this one needs; there are never more than rows.
+    all ranks are to have, given how many this one needs; with fewer rows than that, some are empty.
 
     Example:
         passes(ids, of_prompts, of_completions, 4096)  # [slice(0, 16), slice(16, 32)]: two groups of 8 in each pass
