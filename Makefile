@@ -19,7 +19,7 @@ help:  ## Show this list
 install: .venv/.train  ## Install the training stack into .venv (with vLLM and DeepSpeed if there is a GPU)
 
 quickstart: .venv/.train  ## Train a small judge from scratch, about 5 minutes on two CPU cores
-	$(BIN)/tal run recipes/quickstart.yaml $(ARGS)
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} $(BIN)/tal run recipes/quickstart.yaml $(ARGS)
 
 test: .venv/.vllm  ## Lint, types, layers, all tests
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
@@ -53,18 +53,18 @@ soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 300 times; tests/
 attack: .venv/.vllm  ## Attack parser, prompts, data and server a million times; tests/benchmarks/attack.json
 	PYTHONPATH=tests $(BIN)/python -P tests/benchmarks/attack.py $(ARGS)
 
-gpu: .venv/.vllm  ## Check this package's claims on your GPU, in ten minutes (toy models without one); runs/gpu/truth.json
+gpu: .venv/.vllm  ## Check this package's claims on your GPU, for ten minutes (toy models without one); runs/gpu/truth.json
 	$(BIN)/python tests/gpu/truth.py $(ARGS)
 
 lint: .venv/.dev  ## Style, strict types, layers
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check think_as_locals tests recipes
+	$(BIN)/ruff format --check think_as_locals tests recipes
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: .venv/.dev  ## Rewrite the code in the project's style
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix think_as_locals tests recipes
+	$(BIN)/ruff format think_as_locals tests recipes
 
 clean:  ## Remove .venv and caches; runs stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
@@ -76,7 +76,7 @@ clean:  ## Remove .venv and caches; runs stay
 .venv/.train: pyproject.toml .venv/.made
 ifeq ($(GPU),)
 	@$(BIN)/pip install --quiet --dry-run --report .venv/torch.json "torch>=2.11,<2.14"
-	@! grep -qE '"(nvidia|cuda)-' .venv/torch.json || { echo "No GPU here, but this package index would install torch with CUDA: point pip to an index with torch's CPU build (PIP_INDEX_URL or PIP_FIND_LINKS), then repeat." >&2; exit 1; }
+	@! grep -qE '"(nvidia|cuda)-' .venv/torch.json || { echo "No GPU here, but this package index would install torch with CUDA: set PIP_EXTRA_INDEX_URL to the index of torch's CPU build, which pytorch.org names, then repeat." >&2; exit 1; }
 	$(BIN)/pip install --quiet --editable ".[train,serve]"
 else
 	$(BIN)/pip install --quiet --editable ".[train,serve,vllm,deepspeed]"

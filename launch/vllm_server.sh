@@ -4,7 +4,7 @@
 # reach it by NCCL or through rollout.weights_dir, which both must see. Options override those of this script. To add:
 #   --enforce-eager                               on a machine without a GPU
 #   --enable-lora --max-lora-rank 16              for a run with lora=rank16: weight syncs then send only the adapter
-#   --hf-overrides '{"head_dtype": "model"}'      for a run that does not cast its LM head to float32
+#   --hf-overrides '{"head_dtype":"model"}'       for a run that does not cast its LM head to float32
 set -euo pipefail
 : "${VLLM_API_KEY:?set it to a secret that the run has in its environment too, e.g. export VLLM_API_KEY=\$(openssl rand -hex 32)}"
 export VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 # the routes that change weights; RequireKey asks for the key on all of them

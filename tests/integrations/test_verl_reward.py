@@ -51,8 +51,8 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
         ("Rice.", "Rice.", {}, longest, (0.5, 1.0), 0),
         (" ", "Rice.", {}, longest, (0.0, 1.0), 0),
         ("a", "b", {}, lambda responses: None, (0.5, 0.0), 2),  # a parse failure
-        ("abc", "", RATING, longest, (3.0, 1.0), 2),
-        ("abc", {"answer": 42}, RATING, longest, (3.0, 1.0), 2),  # what other data sets have for ground truth
+        ("abc", "", RATING, longest, (3.0, 1.0), 1),
+        ("abc", {"answer": 42}, RATING, longest, (3.0, 1.0), 1),  # what other data sets have for ground truth
     ],
 )
 def test_response_is_compared_with_ground_truth_or_rated(

@@ -150,7 +150,7 @@ DEEPSPEED, FSDP = {"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": 
         (FSDP | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, 0, "quickstart", "FULL_STATE_DICT"),
         (FSDP, 0, "quickstart", "rollout=transformers"),
         ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, 4, "quickstart", "torch sees 4"),
-        ({}, 8, "quickstart", "accelerate launch --num_processes 8 recipes/quickstart.yaml"),
+        ({}, 8, "quickstart", "tal launch RECIPE --num_processes 8"),
     ],
 )
 def test_launch_faults_name_the_unsupported_setting(

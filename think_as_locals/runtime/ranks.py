@@ -64,8 +64,7 @@ def launch_faults(config: TrainingConfig) -> list[str]:
         if (gpus := num_gpus()) > 1:
             faults.append(
                 f"a process for each GPU: this one sees {gpus}, and would split the model over them layer by layer; "
-                f"start `accelerate launch --num_processes {gpus} recipes/{config.recipe}.yaml ...`, or set "
-                "CUDA_VISIBLE_DEVICES=0 to use one"
+                f"start `tal launch RECIPE --num_processes {gpus} ...`, or set CUDA_VISIBLE_DEVICES=0 to use one"
             )
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", _MIXED_PRECISION[dtype]):
