@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.data import load
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Chat, Sampling
-from think_as_locals.engines.vllm_engine import SentTensors, VLLMEngine, check_sync, checksum, read_checksum
+from think_as_locals.engines.vllm_engine import SentTensors, VLLMEngine, check_sync, checksum, prepare, read_checksum
 from think_as_locals.types import ModelError, TrainingError
 
 
@@ -55,6 +56,13 @@ def test_vllm_matches_transformers_and_exits_with_its_killed_owner(
     assert sum(map(bool, labels["vllm"])) >= 16
     for vllm, transformers in zip(labels["vllm"], labels["transformers"], strict=True):
         assert vllm == pytest.approx(transformers, abs=1e-4)
+
+
+def test_torch_is_asked_for_a_gpu_without_starting_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else vLLM's engine core, which it forks, could not use CUDA (vllm#15951)."""
+    monkeypatch.delenv(name := "PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    prepare()
+    assert os.environ[name] == "1"
 
 
 def test_aborted_vllm_completions_raise() -> None:

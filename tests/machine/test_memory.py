@@ -76,6 +76,12 @@ def test_states_are_sharded_as_in_the_zero_paper(launch: Launch, gigabytes: tupl
     assert tuple(parts[name] / 1e9 for name in ("weights", "gradients", "optimizer")) == pytest.approx(gigabytes)
 
 
+def test_frozen_weights_keep_their_type_under_an_adapter() -> None:
+    for launch, adapter in ((Launch("FSDP", 3, 1), 4), (Launch("DEEPSPEED", 3, 1), 2), (Launch("NO", 0, 1), 4)):
+        parts = estimate(a_run("lora=rank16"), launch, ADAPTED)
+        assert parts["weights"] == 2 * 7e9 + adapter * 40e6
+
+
 def test_adapter_and_scpo_count_their_own_states() -> None:
     parts = estimate(a_run("lora=rank16", "grpo.beta=0.1"), Launch("DEEPSPEED", 2, 8), ADAPTED)
     assert parts["weights"] == pytest.approx(7e9 * 2 + 4e7 * 4)

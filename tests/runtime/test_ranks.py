@@ -280,6 +280,8 @@ def test_fsdp2_shares_prefixes_resumes_saves_dtype_and_syncs(ways: tuple[Path, d
     assert found["unshared"] is None
     assert (found["resumed"], found["same weights"]) == (True, True)
     assert (found["dtypes"], found["saved"]) == (["bfloat16", "torch.bfloat16"], True)
+    assert found["gradients"] == ["DTensor torch.float32"]  # of this rank, from the first micro-step on
+    assert found["logits"] == "torch.float32"
     assert found["lora"]["difference"] < 1e-5
     for synced in (found["synced"], found["lora"]["synced"]):
         assert len(synced) == 3

@@ -39,6 +39,17 @@ class SyncBeforeTraining(TrainerCallback):
         self._engine.sync_weights()
 
 
+class BetweenMicroSteps(TrainerCallback):
+    """Notes in what form gradients wait for the next micro-step."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+
+    def on_substep_end(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+        gradients = [each.grad for each in model.parameters() if each.requires_grad]
+        self.found |= {f"{type(each).__name__} {getattr(each, 'dtype', '')}" for each in gradients}
+
+
 COLOCATED = ["rollout=vllm_colocate", *spread.ONE_BATCH]
 
 
@@ -92,7 +103,9 @@ def check(folder: Path, url: str) -> dict[str, Any]:
         )
         half = ["model.dtype=bfloat16", "grpo.max_steps=1"]
         trainer = spread.make(folder, *half)
+        trainer.add_callback(gradients := BetweenMicroSteps())
         trainer.train()
+        found["gradients"], found["logits"] = sorted(gradients.found), str(head_logits(trainer).dtype)
         expected = whole(trainer)
         named, tensors = saved(trainer, folder / "fsdp2_half", *half)
         found["dtypes"] = [named, *sorted({str(value.dtype) for value in tensors.values()})]
@@ -101,6 +114,12 @@ def check(folder: Path, url: str) -> dict[str, Any]:
         found["lora"] = with_adapter(folder / "fsdp2_lora")
         found["ahead"] = spread.sampled_ahead(folder / "fsdp2_ahead", url)
     return found
+
+
+def head_logits(trainer: Any) -> torch.Tensor:
+    """Of a policy whose head is converted to float32."""
+    with torch.no_grad():
+        return trainer.model(input_ids=torch.arange(10, 30)[None]).logits
 
 
 def with_adapter(folder: Path) -> dict[str, Any]:
@@ -121,7 +140,10 @@ def synced(folder: Path, *overrides: str) -> list[float]:
         trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", *overrides)
         assert isinstance(trainer.vllm_generation, LocalEngine)
         trainer.add_callback(SyncBeforeTraining(trainer.vllm_generation))
+        before = {name: value.clone() for name, value in trainer.model.state_dict().items()}  # not sharded yet
         trainer.train()
+    if overrides:  # an adapter: nothing else moves, whatever was merged for the engine
+        assert all(torch.equal(value, before[name]) for name, value in whole(trainer).items() if "lora_" not in name)
     return [
         log["rollout/sync_check_difference"]
         for log in trainer.state.log_history

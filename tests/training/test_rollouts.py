@@ -70,6 +70,18 @@ def test_model_length_is_that_of_a_colocated_engine_alone(backend: str, limit: i
     assert rollouts.rollout_arguments(config)["vllm_max_model_length"] == limit
 
 
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_engine_sleeps_again_after_an_evaluation(sleeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpo, "ColocatedGeneration", LocalEngine)
+    trainer = tiny_trainer(tmp_path, "rollout=vllm_colocate")
+    engine: Any = trainer.vllm_generation
+    levels = list[int]()
+    engine.enable_sleep_mode, engine.llm.sleep = sleeps, lambda level: levels.append(level)
+    with grpo.policy_engine(trainer, 1):
+        assert levels == []
+    assert levels == [2] * sleeps
+
+
 def test_update_by_1e_6_that_does_not_arrive_ends_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpo, "ColocatedGeneration", LocalEngine)
     trainer = tiny_trainer(tmp_path, "model.dtype=bfloat16", "rollout=vllm_colocate")

@@ -21,6 +21,8 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "WANDB_PROJECT": "think-as-locals",
+    # A process that has asked torch for a GPU can still fork vLLM's engine.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     # Idle threads sleep instead of spinning: several times faster on a machine with few or busy cores.
     "OMP_WAIT_POLICY": "PASSIVE",
 }

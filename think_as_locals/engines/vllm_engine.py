@@ -26,6 +26,8 @@ def prepare() -> None:
     """Set what vLLM reads when it is imported; environment variables that are set already are kept."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # To ask for a GPU without starting CUDA, which vLLM's forked engine core could not use then.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if find_spec("vllm") and not torch.cuda.is_available():
         # Bound threads would starve the other processes on these cores.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

@@ -82,9 +82,9 @@ def count(config: TrainingConfig) -> Counts:
 def estimate(config: TrainingConfig, launch: Launch, counts: Counts) -> dict[str, float]:
     """Return the bytes that each process needs on its GPU, by part, beside a colocated vLLM."""
     lora, stage = config.lora is not None, launch.zero_stage
-    # Without DeepSpeed all weights are trained in float32; under FSDP accelerate has the frozen ones in float32 too.
-    size = 4 if launch.kind == "FSDP" or not (launch.kind == "DEEPSPEED" or lora) else _BYTES[config.model.dtype]
-    trained = float(counts.trained * (4 if lora and stage < 3 else size))  # PEFT's adapters are float32
+    half = launch.kind == "DEEPSPEED"  # without it what is trained is float32; PEFT's adapters, unless ZeRO-3 has them
+    size = _BYTES[config.model.dtype] if half or lora else 4
+    trained = float(counts.trained * (4 if lora and not (half and stage == 3) else size))
     frozen = float((counts.parameters - counts.trained) * size)
     states = {
         "weights": frozen + trained,

@@ -112,7 +112,7 @@ class _GatedClassifier:
         outputs = self.regression_layer(states[rows, lengths.to(states.device) - 1])
         rewards = outputs.view(len(rows), weights.shape[1], -1).mean(-1)  # over the quantiles
         if self.reward_transform_matrix is not None:
-            rewards = rewards @ self.reward_transform_matrix
+            rewards = rewards @ self.reward_transform_matrix.to(rewards.device)  # split models may have it elsewhere
         return SequenceClassifierOutput(logits=(weights * rewards).sum(-1, keepdim=True))
 
 

@@ -18,6 +18,7 @@ from peft.tuners import lora
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from think_as_locals.engines.vllm_engine import AdapterLimits
 
@@ -77,4 +78,5 @@ def base_parameters(model: PeftModel, gather: Gather, *, merged: bool = False) -
             weight = parameter.data
             if layer is not None:
                 weight = (weight + layer.get_delta_weight(model.active_adapter).detach()).to(weight.dtype)
-            yield name.removeprefix("base_model.model.").replace(".base_layer", ""), weight
+            whole = weight.full_tensor() if isinstance(weight, DTensor) else weight  # of FSDP2's shards
+            yield name.removeprefix("base_model.model.").replace(".base_layer", ""), whole

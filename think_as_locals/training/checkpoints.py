@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,13 @@ class CheckpointedTrainer(Trainer):
         self.resumed_from: Path | None = None
         self.add_callback(_Restore(self))
         self.remove_callback(PrinterCallback)  # `LiveView` shows what it would print
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Have FSDP2 leave outputs in the type that the model gives them; in `model.dtype` KL would be rounding."""
+        super().create_accelerator_and_postprocess()
+        plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
+        if plugin is not None and plugin.mixed_precision_policy is not None:
+            plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
 
     def train_from(self, checkpoint: Path | None) -> None:
         """Train from a committed checkpoint, or from the start; a TrainingError if a file of it holds code."""

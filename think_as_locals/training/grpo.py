@@ -231,6 +231,7 @@ def policy_engine(trainer: JudgeTrainer, batch_size: int) -> Iterator[Engine]:
     else:
         engine.sync_weights()  # always: one that sleeps has forgotten them
         yield VLLMEngine(engine.llm, chat)
+        engine.sleep()
 
 
 def share_of_rank(trainer: JudgeTrainer, questions: Sequence[T]) -> Sequence[T]:
@@ -331,10 +332,12 @@ def trl_arguments(config: TrainingConfig, section: TrlSection, output_dir: Path)
     # away. So trained weights are float32, and autocast computes in `model.dtype`. DeepSpeed and FSDP have float32
     # copies of their own, and PEFT's adapters are float32.
     float32 = config.model.dtype == "bfloat16" and not trains_adapter(config, section) and not shards()
-    sizes = {}
+    sizes: dict[str, Any] = {}
     if isinstance(section, GlobalRMSection):
         names = "per_device_train_batch_size", "gradient_accumulation_steps"
         sizes = dict(zip(names, section.micro_steps(current_launch().processes), strict=True))
+    if current_launch().kind == "FSDP":  # it would keep whole gradients in `model.dtype` between micro-steps
+        sizes["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return {
         "output_dir": str(output_dir),
         "seed": config.seed,

@@ -174,7 +174,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
     def _iter_named_params(self) -> Parameters:
         self._sent = 0  # NCCL asks for names and shapes first
         self._reshard()  # after other passes without gradients, for old log-probabilities and rewards
-        if is_peft_model(self.model) and not self._dist.is_fsdp:
+        if is_peft_model(self.model):
             yield from self._counted(base_parameters(self.model, self._dist.gather_params, merged=True))
         else:
             yield from self._counted(super()._iter_named_params())
@@ -291,6 +291,12 @@ class ColocatedGeneration(CheckedGeneration):
     def _send_weights(self) -> None:
         VLLMGeneration.sync_weights(self)
         self._read_back(self._tensors)
+
+    def sleep(self) -> None:
+        """Free the engine's memory, if it sleeps between rollouts: the next ones send it the weights again."""
+        if self.enable_sleep_mode:
+            self.llm.sleep(level=2)
+            self._llm_weights_sleeping = True
 
     def _check_completions(self) -> list[SampledTokens]:
         from vllm import SamplingParams
