@@ -225,7 +225,7 @@ def test_judge_reads_a_table_with_other_columns(tal: Tal, judge: str, tmp_path: 
     path.write_text("question,one,two,better,country\nGreeting?,A bow.,A wai.,2,Thailand\n")
     columns = "data.columns={prompt: question, responses: [one, two], best: better}"
     (found,) = records(tal, judge, str(path), columns, "data.labels={1: a, 2: b}")
-    assert found["id"] == "mine.csv-2"
+    assert found["id"] == "rows/mine.csv-2"
     done = tal("judge", judge, str(path))
     assert (done.status, "data.columns={prompt: NAME" in done.err) == (2, True)
 

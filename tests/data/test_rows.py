@@ -251,7 +251,7 @@ def test_repeats_are_marked_but_not_flip_set_members(item: Item) -> None:
     other = replace(item, prompt="Another question?")
     first, second = mark_repeats([outcome(1, item), outcome(2, other)])
     assert (first.items, second.items) == ((item,), ())
-    assert second.faults[0].detail == "id 'greeting-th' is already in line 1 of rows.jsonl"
+    assert second.faults[0].detail == "id 'greeting-th' is already in row 1 of rows.jsonl"
     turned = replace(item, id="turned", responses=item.responses[::-1], best=2, origins=())
     first, second = mark_repeats([outcome(1, item), outcome(2, turned)])
     assert (fault_names(first), fault_names(second)) == ([], ["duplicate"])

@@ -87,7 +87,7 @@ def load_side(data: DataSection, seed: int, side: Side, faulty: list[str] | None
 
 def describe_items(items: Sequence[Item]) -> str:
     """Return how many items, groups and cultures there are, and their languages."""
-    groups, cultures = len({item.group for item in items}), {str(item.culture) for item in items}
+    groups, cultures = len({item.group for item in items}), {item.culture for item in items} - {None}
     languages = first_of(sorted({item.language for item in items}), 8)
     return f"{len(items):,} items, {groups:,} question groups, {len(cultures)} cultures, languages {languages}"
 

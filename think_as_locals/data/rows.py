@@ -144,7 +144,7 @@ def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         here, faults = (outcome.row.number, outcome.row.file), []
         for item in outcome.items:
             if (earlier := ids.setdefault(item.id, here)) != here:
-                message = f"id {item.id!r} is already in line {earlier[0]} of {earlier[1]}"
+                message = f"id {item.id!r} is already in row {earlier[0]} of {earlier[1]}"
                 faults.append(Fault("repeated_id", message))
                 break
         texts = []
@@ -154,7 +154,7 @@ def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         earlier, chosen = contents.setdefault(content, (here, best))
         if texts and earlier != here:
             other = "" if chosen == best else ", with another one as the best"
-            message = f"the same prompt and responses are in line {earlier[0]} of {earlier[1]}{other}"
+            message = f"the same prompt and responses are in row {earlier[0]} of {earlier[1]}{other}"
             faults.append(Fault("duplicate", message))
         for item in outcome.items:
             texts += [item.language, item.domain, item.group, *item.origins]

@@ -332,6 +332,21 @@ def test_unread_column_is_reported_once_per_file(tmp_path: Path) -> None:
     assert len(warned) == 3
 
 
+def test_a_column_that_no_row_has_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [PAIR, PAIR | {"prompt": "And for lunch?", "land": "Chile"}])
+    assert [item.culture for item in read(rows_of(path, columns={"culture": "land"}))] == [None, "CL"]
+    for columns, message in (
+        ({"culture": "nation"}, r"data\.columns\.culture: no row has a column 'nation'"),
+        ({"prompt": "question"}, r"rows.jsonl:1: prompt: Field required, in column question"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(rows_of(path, columns=columns))
+    assert recognise(str(path), {"prompt": "question"}) == [
+        "data=rows",
+        'data.columns={prompt: ["question"], chosen: ["chosen"], rejected: ["rejected"]}',
+    ]
+
+
 def test_data_settings_fill_in_missing_columns(tmp_path: Path) -> None:
     given = {"culture": "MX", "language": "es", "domain": "home"}
     path = write(tmp_path / "rows.jsonl", [a_pair(1), a_pair(2, **given), a_pair(3, subset="street")])

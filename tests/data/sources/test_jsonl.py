@@ -78,7 +78,7 @@ def test_items_survive_a_write_read_round_trip(written: list[Item]) -> None:
         *(({"responses": bad}, "responses: ") for bad in ("AB", {"A": "a", "B": "b"})),
         ({"origins": ["TH"]}, "origins must be empty or name a culture per response"),
         ({"origins": ["TH", None, "JP"]}, r"origins\."),
-        ({"id": "ok"}, "id 'ok' is already in line 1"),
+        ({"id": "ok"}, "id 'ok' is already in row 1"),
     ],
 )
 def test_invalid_row_error_names_file_line_and_fault(tmp_path: Path, change: dict[str, Any], place: str) -> None:

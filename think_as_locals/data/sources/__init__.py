@@ -56,7 +56,9 @@ def by_columns(about: str, prepare: Callable[[Row], Row] = lambda row: row) -> S
     def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
         columns = Columns.of(data)
         found = (Outcome.of(prepare(row), columns.items) for row in read_rows(path_of(data)))
-        return name_unread_columns(found, columns.all) if data.source == "rows" else found
+        if data.source != "rows":  # of which others name the columns
+            return found
+        return name_unread_columns(columns.present(found, data.columns or ()), columns.all)
 
     return Source(about=about, outcomes=outcomes, defaults=("culture", "language", "domain"), in_columns=True)
 

@@ -30,9 +30,9 @@ from think_as_locals.data.fields import (
     best_first,
     question_group,
 )
-from think_as_locals.data.rows import Fault, Row, faults_of, unpack
+from think_as_locals.data.rows import Fault, Outcome, Row, faults_of, unpack
 from think_as_locals.data.sources.jsonl import IN_COLUMNS, query_items
-from think_as_locals.types import LABELS, Item, join_turns, shown
+from think_as_locals.types import LABELS, DataError, Item, join_turns, shown
 
 _LETTERS = LABELS.lower()
 _TIES = (
@@ -53,6 +53,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "id": ("id",),
 }
 """The usual columns of each field. Of several, the first that a row has is read, but all responses."""
+_OPTIONAL = ("culture", "language", "domain", "group", "id")
 _JOINED = {"prompt": "\n\n", "group": "/", "id": "/"}
 """Fields whose several columns are joined, if a row has the last of them that is not Alpaca's `input`."""
 UNREAD = frozenset({"chosen_model", "rejected_model", "model_a", "model_b"})
@@ -125,6 +126,16 @@ class Columns:
         """Return the columns of a source's file in `conf/data`, to recognise rows by them."""
         content = yaml.safe_load((ASSETS / "conf" / "data" / f"{source}.yaml").read_text(encoding="utf-8"))
         return cls(source=source, names={**_NAMES, **_as_tuples(content.get("columns"))}, labels={}, defaults={})
+
+    def present(self, outcomes: Iterable[Outcome], given: Iterable[str]) -> Iterator[Outcome]:
+        """Yield outcomes; at the end raise a DataError if no row has the column given for a field that may be empty."""
+        missing = {field: self.names[field] for field in given if field in _OPTIONAL}
+        for outcome in outcomes:
+            if missing and isinstance(row := outcome.row.value, Mapping):
+                missing = {field: names for field, names in missing.items() if row.keys().isdisjoint(names)}
+            yield outcome
+        for field, names in missing.items():
+            raise DataError(f"data.columns.{field}: no row has a column {' or '.join(map(repr, names))}")
 
     @property
     def all(self) -> set[str]:
@@ -200,7 +211,7 @@ class Columns:
             yield Fault("missing", f"expected responses in the first of {', '.join(self.names['responses'])}")
         fields = ("id", "prompt", "responses", "culture", "language")
         given = {name: str(values[name]) if name == "id" else values[name] for name in fields if name in values}
-        yield from query_items(row._replace(value=given), defaults={"culture": None})
+        yield from query_items(row._replace(value=given), defaults={"culture": None, "id": f"{self.source}/{row.name}"})
 
     def _label(self, value: Any) -> str | None:
         if isinstance(value, float) and value.is_integer():  # as a table writes whole numbers beside nulls
@@ -252,7 +263,7 @@ def guess_columns(names: Iterable[str], given: Mapping[str, str | list[str]] = M
         found["chosen"] = found["rejected"] = []
     else:
         return None
-    is_alpaca = [words[name] for name in found["prompt"][:2]] == ["instruction", "input"]
+    is_alpaca = [words.get(name) for name in found["prompt"][:2]] == ["instruction", "input"]
     several = {"responses": len(LABELS), "prompt": 1 + is_alpaca, **dict.fromkeys(given)}
     chosen = {field: ", ".join(map(quoted, columns[: several.get(field, 1)])) for field, columns in found.items()}
     return f"data.columns={{{', '.join(f'{field}: [{columns}]' for field, columns in chosen.items() if columns)}}}"
