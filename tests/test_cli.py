@@ -206,12 +206,19 @@ def test_judge_accepts_rows_with_only_prompt_responses_and_culture(tal: Tal, jud
     assert in_columns == [{**record, "id": ""} for record in records(tal, judge, str(path))]
 
 
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
 @pytest.mark.parametrize(
     ("rows", "name"),
     [
         ('{"prompt": "?", "responses": ["A bow.", "A wai."], "best": "B", "country": "TH"}', "mine.jsonl"),
         ('prompt,responses,culture\n?,"[""A bow."", ""A wai.""]",TH', "mine.csv"),
         ('prompt,responses,winner,culture\n?,"[""A bow."", ""A wai.""]",b,TH', "mine.csv"),
+        # With a label they need no culture, and may be conversations.
+        ('{"prompt": "?", "response_a": "A bow.", "response_b": "A wai.", "winner": "b", "id": 7}', "mine.jsonl"),
+        (json.dumps({"prompt": "?", "responses": [[said("A bow.")], [said("A wai.")]], "label": "B"}), "mine.jsonl"),
     ],
 )
 def test_judge_reads_lists_of_responses(tal: Tal, judge: str, tmp_path: Path, rows: str, name: str) -> None:
@@ -228,6 +235,8 @@ def test_judge_reads_a_table_with_other_columns(tal: Tal, judge: str, tmp_path: 
     assert found["id"] == "rows/mine.csv-2"
     done = tal("judge", judge, str(path))
     assert (done.status, "data.columns={prompt: NAME" in done.err) == (2, True)
+    done = tal("judge", judge, str(path), f"{columns[:-1]}, culture: land}}")
+    assert (done.status, "culture: no row has a column 'land'" in done.err) == (2, True)
 
 
 @pytest.mark.parametrize(

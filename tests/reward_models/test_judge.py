@@ -341,6 +341,9 @@ def test_judge_of_a_branch_is_loaded_and_identified_by_its_commit(
             (cache / "snapshots" / commit / name).write_text("{}")
         assert Judge.load("owner/judge").identity["model"]["commit"] == commit
     assert loaded == commits
+    (cache / "snapshots" / commit / "config.json").rename(cache / "snapshots" / commit / "adapter_config.json")
+    Judge.load("owner/judge")
+    assert loaded[2:] == [None]  # transformers would ask for the adapter's commit in the repository of its base
 
 
 def test_identity_is_json_and_changes_with_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:

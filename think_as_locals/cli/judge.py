@@ -119,30 +119,36 @@ def _items(arguments: Namespace) -> list[Item]:
     if one:
         fields = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
         return [jsonl.query_item(fields | given, place="your item")]
-    items: Iterable[Item] | None = None
-    read_row: Any = partial(jsonl.query_items, defaults=given, is_strict=False)
+    items: Iterable[Item]
     keys = {each.partition("=")[0] for each in arguments.overrides} - {"data.labels"}  # no label is needed to judge
     if keys or _in_training_format(path):
         overrides = [f"data.language={language}"] if language else []
         config = rows_config(path, recognised(path, [*overrides, *arguments.overrides]))
-        if config.data.source == "rows" and "responses" in (config.data.columns or {}) and keys <= {"data.columns"}:
-            read_row = Columns.of(config.data).queries
+        if (data := config.data).source == "rows" and keys <= {"data.columns"}:
+            columns = Columns.of(data)
+            outcomes = (Outcome.of(row, columns.queries) for row in read_rows(path))
+            items = valid_items(mark_repeats(columns.present(outcomes, data.columns or ())))
         else:
-            items = read(config.data, config.seed)
-    if items is None:
+            items = read(data, config.seed)
+    else:
+        read_row = partial(jsonl.query_items, defaults=given, is_strict=False)
         items = valid_items(mark_repeats(Outcome.of(row, read_row) for row in read_rows(path)))
     return [replace(item, culture=item.culture or culture) for item in items]
 
 
 def _in_training_format(path: str) -> bool:
-    """Return whether the first row is none of a prompt and `responses`, or `response_a` and so on, to judge."""
+    """Return whether rows have a label, or else are none of a prompt and `responses`, or `response_a` and so on."""
     from think_as_locals.data.rows import read_rows
     from think_as_locals.data.sources import jsonl
+    from think_as_locals.data.sources.columns import Columns
 
     first = None if Path(path).is_fifo() else next(read_rows(path)).value  # a pipe can be read only once
-    if not isinstance(first, Mapping) or "responses" in first:
+    if not isinstance(first, Mapping):
         return False
-    return "prompt" not in first or first.keys().isdisjoint(jsonl.IN_COLUMNS)
+    labels = [first[name] for name in Columns.of_conf("rows").names["best"] if first.get(name) is not None]
+    if "responses" in first:
+        return any(not isinstance(label, int) for label in labels)  # ours are indices
+    return bool(labels) or "prompt" not in first or first.keys().isdisjoint(jsonl.IN_COLUMNS)
 
 
 @contextmanager

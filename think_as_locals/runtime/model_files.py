@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
@@ -55,11 +55,12 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
 
 
 def commit_of(path: str, revision: str | None) -> str | None:
-    """Return the commit on the Hub that a revision of a model is now; of a directory, the revision as it is."""
-    if Path(path).is_dir():
-        return revision
-    files = (model_file(path, name, revision) for name in (_CONFIG, "adapter_config.json"))
-    return next((file.parent.name for file in files if file), revision)
+    """Return the commit on the Hub that a revision of a model is now; of a directory or an adapter the revision."""
+    file = None
+    if not Path(path).is_dir():
+        with suppress(ModelError):  # of an adapter alone, without a network
+            file = model_file(path, _CONFIG, revision)
+    return file.parent.name if file else revision  # transformers would apply an adapter's commit to its base
 
 
 def files_fault(folder: Path) -> str | None:

@@ -469,7 +469,8 @@ def save_model(
                 trainer.model.to(getattr(torch, settings.dtype))  # trained in float32, perhaps
             trainer.save_model(str(unfinished))
             return
-        commit = getattr(trainer.model.config, "_commit_hash", None)  # of the base, if it is from the Hub
+        # Of the base, if it is from the Hub.
+        commit = getattr(trainer.model.config, "_commit_hash", None) or settings.revision
         trainer.model.active_peft_config.revision = commit
         trainer.save_model(str(output.adapter))
         if not state.is_main_process:
