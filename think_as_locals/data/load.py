@@ -109,7 +109,7 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
         own = {name: select(getattr(sides, side), limit, cell) for name, sides in splits.items()}
         if any(own.values()):
             items, left_out = tuple(chain.from_iterable(own.values())), [*chain.from_iterable(faulty.values())]
-            sets[side] = own_set(items=select(items, limit, cell), dataset=dataset, split=by, faulty=left_out)
+            sets[side] = own_set(items=items, dataset=dataset, split=by, faulty=left_out)
         if side == TEST and config.data.source == "mix":
             for name, data in config.data.sources.items():
                 sets[name] = own_set(items=own[name], dataset=data.title, split=data.split, faulty=faulty[name])
