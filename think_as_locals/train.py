@@ -279,23 +279,11 @@ def evaluate_policy(
 
     KeyboardInterrupt if a signal stops it, which a run of several processes heeds only afterwards.
     """
-    done, printed = 0, time.monotonic()
-
-    def advance(more: int, total: int) -> None:
-        nonlocal done, printed
-        done += more
-        if time.monotonic() - printed >= LINE_EVERY_S:
-            printed = time.monotonic()
-            now = time.strftime("%H:%M:%S")
-            console.print(f"{now}  evaluation at step {step}: {done:,} of {total:,} judgements")
-        if signals.received and PartialState().num_processes == 1:
-            raise KeyboardInterrupt
-
     journal = folder.journal(f"step-{step}.{PartialState().process_index}")
     if PartialState().num_processes > 1:  # ranks that sample together must ask alike: each begins anew
         for path in journal.parent.glob(f"{journal.stem}-*"):
             path.unlink()
-    judged = judge_sets(config, trainer, sets, journal, advance)
+    judged = judge_sets(config, trainer, sets, journal, _advance(step, console, signals))
     scored = {
         name: list(
             apply_too_long((s for i in each.items for s in judged[each.protocol, each.orders, i]), config.eval.too_long)
@@ -330,6 +318,23 @@ def evaluate_policy(
         without = f"{len(failures)} of {len(scored[TEST])} test judgements before GRPO have no verdict, such as {shown}"
         console.print(f"warning: {without}. {parse_failure_causes(config, failures)}", style="yellow")
     return metrics
+
+
+def _advance(step: int, console: Console, signals: StopSignals) -> Advance:
+    """Return what counts the judgements of an evaluation, prints a line now and then, and heeds a signal."""
+    done, printed = 0, time.monotonic()
+
+    def advance(more: int, total: int) -> None:
+        nonlocal done, printed
+        done += more
+        if time.monotonic() - printed >= LINE_EVERY_S:
+            printed = time.monotonic()
+            now = time.strftime("%H:%M:%S")
+            console.print(f"{now}  evaluation at step {step}: {done:,} of {total:,} judgements")
+        if signals.received and PartialState().num_processes == 1:
+            raise KeyboardInterrupt
+
+    return advance
 
 
 def judge_sets(
