@@ -17,7 +17,7 @@ AT_MOST_CLAIM = Claim("error", "it is exact", 0.5)
 CHECK = replace(CHECKS[0], claims=(AT_LEAST_CLAIM, AT_MOST_CLAIM))
 
 
-CHECKS_WITHOUT_VLLM = ["machine", "attention", "flex", "log_probs", "update_1k", "weights", "ddp", "scpo_llama"]
+CHECKS_WITHOUT_VLLM = ["machine", "attention", "log_probs", "update_1k", "weights", "ddp", "scpo_llama"]
 """A check for each function that needs no vLLM."""
 
 
@@ -75,7 +75,7 @@ def test_claim_limits_are_one_sided_and_errors_keep_what_was_measured() -> None:
 @pytest.mark.slow
 def test_exhausted_budget_starts_no_checks(tmp_path: Path, warm_vllm: str) -> None:
     out = tmp_path / "truth.json"
-    words = ["tests/gpu/truth.py", "--only", "machine", "flex", "--budget", "0", "--out", str(out)]
+    words = ["tests/gpu/truth.py", "--only", "machine", "log_probs", "--budget", "0", "--out", str(out)]
     # As from a Python that is not warm, it makes one: from this, which has the modules.
     start = "del os.environ['PYTHON_EXEC']; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
     done = launch(warm_vllm, "-c", f"import os, runpy, sys; {start}", *words, PYTHONPATH=str(ROOT))

@@ -21,7 +21,6 @@ from think_as_locals import run as runs
 from think_as_locals import train as pipeline  # noqa: F401  the imports are what is shared
 from think_as_locals.types import RunStoppedError
 
-QUICKSTART = "recipes/quickstart.yaml"
 RECIPE = [
     "data.groups=[idiom_heavy_rain,gift_taboo]",
     "data.sets_per_group=6",
@@ -53,7 +52,6 @@ def start(
     environment: dict[str, str] | None = None,
     log: str | None = None,
     first: Callable[[], None] = lambda: None,
-    recipe: str = QUICKSTART,
 ) -> int:
     """One process of a run; its id.
 
@@ -64,7 +62,6 @@ def start(
         environment: What a launcher would tell this process.
         log: What its log is called, if not like the run.
         first: What it does before.
-        recipe: What it runs.
     """
     if child := os.fork():
         return child
@@ -76,8 +73,7 @@ def start(
     status = 1
     try:
         first()
-        shared = RECIPE if recipe == QUICKSTART else []
-        runs.start(recipe, [*shared, *words, f"run.dir={folder}", f"run.name={name}"])
+        runs.start("recipes/quickstart.yaml", [*RECIPE, *words, f"run.dir={folder}", f"run.name={name}"])
         status = 0
     except RunStoppedError:
         status = STOPPED

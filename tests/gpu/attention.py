@@ -13,7 +13,6 @@ import torch
 from gpu.checks import Report, Scale
 from gpu.models import HEADS, peak_bytes, policy_config, random_model, seconds
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -69,7 +68,7 @@ def cases(scale: Scale) -> dict[str, tuple[int, list[int]]]:
 
 
 class Attention:
-    """One layer's attention of a group, by the package's code, by separate rows, by FlexAttention and in float64."""
+    """One layer's attention of a group, by the package's code, by separate rows and in float64."""
 
     def __init__(self, scale: Scale, rows: Rows) -> None:
         self._scale, self._rows = scale, rows
@@ -83,18 +82,6 @@ class Attention:
         layer.layer_idx, layer.config = 0, SimpleNamespace(num_hidden_layers=2)  # not the last, which skips the trunk
         kernel = shared_layers.PackedAttention("sdpa", ALL_ATTENTION_FUNCTIONS["sdpa"])
         self._packed = partial(kernel, layer, attention_mask=None, **{packing.ARGUMENT: rows.packed})
-        self._flex = partial(torch.compile(flex_attention, disable=scale.toy), block_mask=self._block_mask())
-
-    def _block_mask(self) -> Any:
-        device = self._scale.device
-        branch = torch.full((self._rows.packed.tokens.shape[1],), -1, device=device)
-        for number, places in enumerate(self._rows.branches):
-            branch[places.to(device)] = number
-
-        def sees(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (key <= query) & ((branch[key] == -1) | (branch[key] == branch[query]))
-
-        return create_block_mask(sees, None, None, len(branch), len(branch), device=device)
 
     def packed(self) -> Tensor:
         query, key, value = self.inputs
@@ -112,13 +99,6 @@ class Attention:
         trunk = group.trunk.stop
         own = [row[:, trunk : trunk + len(places)] for row, places in zip(output, self._rows.branches, strict=True)]
         return torch.cat([output[0, :, :trunk], *own], dim=1)[None]
-
-    def flex(self) -> Tensor:
-        return self._flex(*self.inputs, enable_gqa=True)  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def flex_forward(self) -> Tensor:
-        return self._flex(*(tensor.detach() for tensor in self.inputs), enable_gqa=True)  # type: ignore[no-any-return]
 
     def backward(self, form: Callable[[], Tensor]) -> None:
         (form() * self._weights).sum().backward()
@@ -185,17 +165,6 @@ def error(layer: Attention) -> float:
     return max(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def flex(scale: Scale, report: Report) -> None:
-    values = {}
-    for name, lengths in cases(scale).items():
-        layer = Attention(scale, make_rows(scale, *lengths, 512))
-        run = (
-            layer.flex_forward if scale.toy else partial(layer.backward, layer.flex)
-        )  # a CPU has no backward pass of it
-        values[name] = seconds(scale, run) / seconds(scale, partial(layer.backward, layer.packed))
-    report("speed", *worst(values, min))
-
-
 def worst(values: dict[str, float], of: Callable[..., float]) -> tuple[float, str]:
     """The worst of some values, and all of them in words."""
     return of(values.values()), ", ".join(f"{name}: {value:.2f}" for name, value in values.items())
@@ -229,4 +198,4 @@ def log_probs(scale: Scale, report: Report) -> None:
     report("noise", float((alone - together).abs().mean()), f"P {prompt}, C {completions[0]}, in the mean")
 
 
-RUN = {"attention": attention, "flex": flex, "log_probs": log_probs}
+RUN = {"attention": attention, "log_probs": log_probs}

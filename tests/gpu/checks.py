@@ -135,12 +135,6 @@ CHECKS = (
         ),
     ),
     Check(
-        "flex",
-        "attention",
-        90,
-        (Claim("speed", "FlexAttention is no faster (its time)", 1.0, "times", at_least=True, on_gpu=True),),
-    ),
-    Check(
         "log_probs",
         "attention",
         60,
