@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from items import RUBRIC, make_item
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.judging import COMPONENTS, Evidence, parse, reorder_responses, score, shuffle_responses, write
+from think_as_locals.judging import Evidence, parse, reorder_responses, score, shuffle_responses, write
 from think_as_locals.judging.rewards import MissingEvidenceError, UnknownRewardError, keep_sources, load_custom_rewards
 from think_as_locals.run import load_training
 from think_as_locals.types import ConfigError, Item
@@ -46,8 +46,6 @@ def test_only_known_components_are_computed_on_request() -> None:
     assert set(score(parse("", 3), ITEM, components=["structure"]).parts) == {"structure"}
     with pytest.raises(UnknownRewardError, match=r"'corectness'.*correctness, criteria_gain, structure"):
         score(parse("", 3), ITEM, components=["corectness"])
-    with pytest.raises(TypeError):
-        COMPONENTS["free"] = COMPONENTS["structure"]  # type: ignore[index]
 
 
 # --- what needs evidence ---
@@ -151,9 +149,6 @@ class Limit:
 def brief(judgement, item, limit=Limit(9)):
     return float(len(judgement.completion) <= limit.characters) + 0.5 * (judgement.verdict == item.best)
 
-def no_item(judgement):
-    return 0.0
-
 number = 3
 """
 
@@ -176,17 +171,16 @@ def test_function_in_a_file_or_module_becomes_a_component(
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("{own}:brif", "LookupError: no brif in it; functions there: dataclass, brief, no_item"),
+        ("{own}:brif", "KeyError: 'brif'"),
         ("{own}:number", "expected a function, got 3"),
-        ("{own}:no_item", "expected a function of (judgement, item), got {own}:no_item(judgement): too many"),
-        ("{own}.gone.py:brief", "FileNotFoundError: not found from {here}; start in the folder"),
+        ("{own}.gone.py:brief", "FileNotFoundError: [Errno 2] No such file or directory: '{own}.gone.py'"),
         ("no_such_package.rewards:brief", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("think_as_locals.judging:brief", "AttributeError: module 'think_as_locals.judging' has no attribute 'brief'"),
         ("{raises}:brief", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_invalid_component_reference_raises_config_error(own: Path, reference: str, message: str) -> None:
-    places = {"here": str(Path.cwd()), "own": str(own), "raises": str(own.with_name("raises.py"))}
+    places = {"own": str(own), "raises": str(own.with_name("raises.py"))}
     own.with_name("raises.py").write_text("1 / 0")
     with pytest.raises(ConfigError, match=r"^reward\.own\.mine: ") as caught:
         load_custom_rewards({"mine": reference.format(**places)})
