@@ -141,13 +141,3 @@ def test_write_never_overwrites_an_existing_file(tmp_path: Path, before: bool) -
         jsonl.write([ITEM] if before else slow(), path)
     assert path.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
-    def failing() -> Iterator[Item]:
-        yield ITEM
-        raise RuntimeError("the source broke off")
-
-    with pytest.raises(RuntimeError, match="broke off"):
-        jsonl.write(failing(), tmp_path / "items.jsonl")
-    assert list(tmp_path.iterdir()) == []
