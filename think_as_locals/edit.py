@@ -131,12 +131,13 @@ def _read(probe: Edit, item: Item, answer: Answer, target: str | None) -> tuple[
         return {}, list(answer)
     if not is_stop(answer["finish_reason"]):
         return {}, ["complete"]
-    if (after := read_answer(probe, item, without_thinking(answer["text"]))) is None:
+    if (texts := read_answer(probe, item, without_thinking(answer["text"]))) is None:
         return {}, ["format"]
-    edited: dict[str, Any] = {"prompt": after.prompt} if after.prompt != item.prompt else {}
-    if after.responses != item.responses:
-        edited["responses"] = list(after.responses)
-    return edited | ({"language": target} if target else {}), broken_rules(probe, item, after, target)
+    prompt, *responses = texts
+    edited: dict[str, Any] = {"prompt": prompt} if prompt != item.prompt else {}
+    edited |= {"responses": responses} if responses != [*item.responses] else {}
+    edited |= {"language": target} if target else {}
+    return edited, broken_rules(probe, item, texts, target)
 
 
 def tables(probes: Mapping[str, Any]) -> list[DataFrame]:
