@@ -290,10 +290,9 @@ def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(
 
 def test_invalid_culture_code_suggests_the_correct_one(tal: Tal, judge: str) -> None:
     assert records(tal, judge, *ONE_ITEM, "--culture", "Thailand") == records(tal, judge, *ONE_ITEM, "--culture", "TH")
-    for given, meant in (("UK", "GB"), ("th", "TH"), ("Thialand", "TH")):
-        done = tal("judge", judge, *ONE_ITEM, "--culture", given)
-        assert (done.status, f"--culture: got {given!r}, expected " in done.err) == (2, True)
-        assert f"did you mean {meant!r}" in done.err
+    done = tal("judge", judge, *ONE_ITEM, "--culture", "UK")
+    assert done.status == 2
+    assert re.search("--culture: got 'UK', expected .*; did you mean 'GB'", done.err)
 
 
 # --- tal leaderboard, tal validity ---
