@@ -75,7 +75,7 @@ def test_doctor_runs_without_extras_and_lists_missing_packages() -> None:
         (["launch", "nofile.yaml"], "nofile.yaml: no such file; those that come with the package: ablations, "),
         (["launch", "quickstart", "--config_file=gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_zero"),
         (["launch", "quickstart", "--config_file", "gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_z"),
-        (["run", "-m", "quickstart", "seed=1,2", "--print-config"], "--print-config is for one run: leave out -m"),
+        (["run", "-m", "quickstart", "seed=1,2", "--print-config"], "--print-config: not allowed with argument -m"),
         (
             ["run", "downstream", "sample.policy=model", "sample.policy.path=./no"],
             "  - sample.policy.path: ./no: neither a directory nor a Hub id (owner/name)\n",
