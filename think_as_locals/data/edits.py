@@ -279,14 +279,7 @@ def _edited(fields: EditRow, before: Item) -> Iterator[Item | Fault]:
     yield from (_like(before, after), after)
 
 
-# --- Edits by a chat model (`tal data edit`): its instructions, and the rules that an edit must follow ---
-#
-#     CC  only the best response changes, to another concept; most of its words stay
-#     RC  names of the culture are cut from prompt and responses; texts that do not name it stay as they are
-#     CL  the responses are in another language; the prompt stays
-#     RP  prompt and responses are in other words of their language
-#
-# The meaning is not checked: read a sample of the edits.
+# --- Edits by a chat model (`tal data edit`): its instructions, and the rules that an edit must follow (README.md) ---
 
 EDIT_RULES = {
     "complete": "the answer is complete, not cut off",

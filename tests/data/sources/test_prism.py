@@ -138,13 +138,6 @@ def test_invalid_utterances_are_reported(tmp_path: Path, changes: dict[str, Any]
     assert len(outcomes) == len(survey) + len(rows)
 
 
-def test_read_raises_on_errors_but_not_on_skipped_rows(tmp_path: Path) -> None:
-    rows = [*UTTERANCES, utterance(8, 4, model_response="EMPTY STRING")]
-    assert len(read(folder(tmp_path, utterances=rows))) == len(PAIRS)
-    with pytest.raises(DataError, match=r"utterances\.jsonl:10: score: "):
-        read(folder(tmp_path, utterances=[*rows, utterance(9, "good")]))
-
-
 def test_missing_or_duplicate_table_is_rejected(tmp_path: Path) -> None:
     write(tmp_path / "survey.csv", [flat(row) for row in SURVEY])
     with pytest.raises(DataError, match=r"expected one file utterances .*got none; PRISM is a folder with survey and"):
