@@ -75,7 +75,7 @@ def test_doctor_runs_without_extras_and_lists_missing_packages() -> None:
         (["launch", "nofile.yaml"], "nofile.yaml: no such file; those that come with the package: ablations, "),
         (["launch", "quickstart", "--config_file=gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_zero"),
         (["launch", "quickstart", "--config_file", "gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_z"),
-        (["run", "-m", "quickstart", "seed=1,2", "--print-config"], "--print-config is for one run: leave out -m"),
+        (["run", "-m", "quickstart", "seed=1,2", "--print-config"], "--print-config: not allowed with argument -m"),
         (
             ["run", "downstream", "sample.policy=model", "sample.policy.path=./no"],
             "  - sample.policy.path: ./no: neither a directory nor a Hub id (owner/name)\n",
@@ -290,10 +290,9 @@ def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(
 
 def test_invalid_culture_code_suggests_the_correct_one(tal: Tal, judge: str) -> None:
     assert records(tal, judge, *ONE_ITEM, "--culture", "Thailand") == records(tal, judge, *ONE_ITEM, "--culture", "TH")
-    for given, meant in (("UK", "GB"), ("th", "TH"), ("Thialand", "TH")):
-        done = tal("judge", judge, *ONE_ITEM, "--culture", given)
-        assert (done.status, f"--culture: got {given!r}, expected " in done.err) == (2, True)
-        assert f"did you mean {meant!r}" in done.err
+    done = tal("judge", judge, *ONE_ITEM, "--culture", "UK")
+    assert done.status == 2
+    assert re.search("--culture: got 'UK', expected .*; did you mean 'GB'", done.err)
 
 
 # --- tal leaderboard, tal validity ---

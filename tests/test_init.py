@@ -201,21 +201,10 @@ def test_init_says_which_rows_are_not_imported(tal: Tal) -> None:
     assert re.search(skipped, tal("init", "ties", "--from", "ties.jsonl").out)
 
 
-@pytest.mark.parametrize("names", ["asked better worse", "question response_a response_b", "question better label"])
-def test_init_asks_for_columns_that_look_like_nothing(tal: Tal, names: str) -> None:
-    write(Path("mine.jsonl"), [dict.fromkeys(names.split(), "x")])
-    done = tal("init", "mine", "--from", "mine.jsonl")
-    assert done.status == 2
-    assert "Say which are what: 'data.columns=" in done.err
-
-
 def test_init_chooses_the_data_source_from_the_columns(tal: Tal) -> None:
     jsonl.write(ITEMS, Path("mine.jsonl"))
     assert tal("init", "mine", "--from", "mine.jsonl").status == 0
     assert load_recipe("mine/judge.yaml").data.source == "jsonl"
-    write(Path("ab.csv"), [{"prompt": f"{i}?", "response_a": "a", "response_b": "b", "preference": "B"} for i in "123"])
-    assert tal("init", "ab", "--from", "ab.csv").status == 0
-    assert load_recipe("ab/judge.yaml").data.source == "rows"
 
 
 def test_file_name_with_interpolation_syntax_is_taken_literally(tmp_path: Path, tal: Tal) -> None:
@@ -242,8 +231,10 @@ def test_init_writes_the_names_of_columns_and_labels_into_the_recipe(tal: Tal) -
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"a": "b"}, "no known data set has the columns a."),
-        ({"Question": "a?", "answer_1": "b", "answer_2": "c"}, "Say which are what: 'data.columns={prompt: NAME, "),
+        *(
+            (dict.fromkeys(names.split(), "x"), f"no known data set has the columns {', '.join(names.split())}.")
+            for names in ("asked better worse", "question response_a response_b", "question better label")
+        ),
         ({"prompt": " ", "chosen": "a", "rejected": "b"}, "no row can be imported"),
     ],
 )
@@ -257,13 +248,7 @@ def test_init_rejects_unusable_rows_and_creates_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["there"], "there already exists"),
-        (["a/b"], "the folder a does not exist"),
-        (["new", "--from", "no.csv"], "no.csv: no such file"),
-        (["new", "--from", "two\nlines.csv"], "its name has unprintable characters, which a recipe cannot hold"),
-    ],
+    ("words", "message"), [(["there"], "there: File exists"), (["new", "--from", "no.csv"], "no.csv: cannot be read")]
 )
 def test_failed_init_leaves_existing_files_untouched(tmp_path: Path, tal: Tal, words: list[str], message: str) -> None:
     Path("there").mkdir()

@@ -61,16 +61,10 @@ def test_item_converts_lists_to_tuples_and_is_immutable() -> None:
         item.best = 0  # type: ignore[misc]
 
 
-def test_total_is_the_weighted_sum_of_immutable_parts() -> None:
+def test_total_is_the_weighted_sum_of_the_parts() -> None:
     breakdown = RewardBreakdown({"correctness": -1.0, "structure": 0.5})
     assert breakdown.total({"correctness": 2.0, "structure": 0.2}) == pytest.approx(-1.9)
     assert breakdown.total({"structure": 3.0}) == pytest.approx(1.5)
     assert breakdown.total({}) == 0.0
     with pytest.raises(KeyError, match="gain"):
         breakdown.total({"gain": 1.0, "structure": 1.0})
-    given = {"correctness": 1.0}
-    breakdown = RewardBreakdown(given)
-    given["correctness"] = 9.0
-    assert breakdown.parts["correctness"] == 1.0
-    with pytest.raises(TypeError):
-        breakdown.parts["correctness"] = 9.0  # type: ignore[index]

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from pandas import DataFrame
@@ -65,11 +65,10 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})")
     if not folder.edits.is_file():
         rows, found = list[dict[str, Any]](), dict[str, Any]()
-        engine, identity, chunk_size = load_policy(config.editor)
-        with closing(engine), progress_bar(console) as bar:
+        policy = load_policy(config.editor)
+        with closing(policy[0]), progress_bar(console) as bar:
             for probe in config.probes:
-                editor = Editor(config, probe, engine, identity, chunk_size)
-                of_probe, found[probe] = editor.edit(items, folder, bar)
+                of_probe, found[probe] = query_editor(config, probe, policy, items, folder, bar)
                 rows += of_probe
         write_json(folder.yields, {"n_items": len(items), "probes": found})
         if not rows:
@@ -82,70 +81,63 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
     print_result(f"edits  {folder.edits}")
 
 
-@dataclass(frozen=True, slots=True)
-class Editor:
-    """A chat model that edits items for one probe."""
+def query_editor(
+    config: EditConfig,
+    probe: Edit,
+    policy: tuple[Engine, Mapping[str, Any], int | None],
+    items: Sequence[Item],
+    folder: RunFolder,
+    bar: Progress,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return a row for each edit of a probe that keeps the rules, in the order of the items, and the counts."""
+    rows, completions = dict[str, dict[str, Any]](), list[Completion]()
+    (engine, identity, chunk_size), language = policy, str(language_tag(config.language))
+    reasons = {item.id: skip_reason(probe, item, language) for item in items}
+    asked = [item for item in items if reasons[item.id] is None]
+    targets = {item.id: target_language(item, language) if probe == "CL" else None for item in asked}
+    prompt = hashlib.sha256(prompt_text(probe).encode()).hexdigest()[:16]
+    limits = {"language": config.language, "max_completion_length": config.max_completion_length}
 
-    config: EditConfig
-    probe: Edit
-    engine: Engine
-    identity: Mapping[str, Any]
-    chunk_size: int | None
-
-    def edit(
-        self, items: Sequence[Item], folder: RunFolder, bar: Progress
-    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return a row for each edit that keeps the rules, in the order of the items, and the counts."""
-        config, rows, completions = self.config, dict[str, dict[str, Any]](), list[Completion]()
-        reasons = {item.id: skip_reason(self.probe, item, str(language_tag(config.language))) for item in items}
-        asked = [item for item in items if reasons[item.id] is None]
-        prompt = hashlib.sha256(prompt_text(self.probe).encode()).hexdigest()[:16]
-        limits = {"language": config.language, "max_completion_length": config.max_completion_length}
-        for number in range(1, config.tries + 1):
-            if not (left := [item for item in asked if item.id not in rows]):
-                break
-            seed = random.Random(f"{config.seed}-{self.probe}-{number}").randrange(2**31)
-            drawn: dict[str, Any] = {"temperature": config.temperature, "seed": seed}
-            sampling = Sampling(max_completion_length=config.max_completion_length, **drawn)
-            sampler = Sampler(self.engine, sampling, self.chunk_size, self._conversation, lambda r: r.item.prompt)
-            made = {"editor": dict(self.identity), "prompt": prompt, **drawn}
-            path, requests = folder.journal(f"{self.probe}-try-{number}"), [Request(item, ()) for item in left]
-            shown = advance(bar, f"{self.probe}, try {number}")
-            answers = query_with_journal(sampler, path, {**made, **limits}, requests, shown, too_long="wrong")
-            for item, answer in zip(left, answers, strict=True):
-                edited, broken = self._read(item, answer)
-                completions.append((item.id, "rejected" if broken else "kept", broken))
-                if not broken:
-                    provenance = {**made, "try": number}
-                    rows[item.id] = {"item": asdict(item), "probe": self.probe, **edited, "provenance": provenance}
-        summary = yield_summary(asked, completions, ("kept", "rejected"), rows.keys())
-        not_asked = Counter(filter(None, reasons.values()))
-        return [rows[item.id] for item in asked if item.id in rows], {**summary, "not_asked": not_asked}
-
-    def _target(self, item: Item) -> str | None:
-        """Return the language into which CL puts the responses."""
-        return target_language(item, str(language_tag(self.config.language))) if self.probe == "CL" else None
-
-    def _conversation(self, request: Request) -> Messages:
+    def conversation(request: Request) -> Messages:
         item = request.item
-        language = language_name(self._target(item) or item.language)
-        text = request_text(self.probe, item, culture_name(item.culture), language)
-        return [{"role": "user", "content": break_tokens(text, self.engine.special_tokens)}]
+        text = request_text(probe, item, culture_name(item.culture), language_name(targets[item.id] or item.language))
+        return [{"role": "user", "content": break_tokens(text, engine.special_tokens)}]
 
-    def _read(self, item: Item, answer: Answer) -> tuple[dict[str, Any], list[str]]:
-        """Return the edited fields in an answer, as `eval.probes` reads them, and the rules that it breaks."""
-        if is_unanswered(answer):
-            return {}, list(answer)
-        if not is_stop(answer["finish_reason"]):
-            return {}, ["complete"]
-        if (after := read_answer(self.probe, item, without_thinking(answer["text"]))) is None:
-            return {}, ["format"]
-        edited: dict[str, Any] = {"prompt": after.prompt} if after.prompt != item.prompt else {}
-        if after.responses != item.responses:
-            edited["responses"] = list(after.responses)
-        if target := self._target(item):
-            edited["language"] = target
-        return edited, broken_rules(self.probe, item, after, target)
+    for number in range(1, config.tries + 1):
+        if not (left := [item for item in asked if item.id not in rows]):
+            break
+        seed = random.Random(f"{config.seed}-{probe}-{number}").randrange(2**31)
+        drawn: dict[str, Any] = {"temperature": config.temperature, "seed": seed}
+        sampling = Sampling(max_completion_length=config.max_completion_length, **drawn)
+        sampler = Sampler(engine, sampling, chunk_size, conversation, lambda request: request.item.prompt)
+        made = {"editor": dict(identity), "prompt": prompt, **drawn}
+        path, requests = folder.journal(f"{probe}-try-{number}"), [Request(item, ()) for item in left]
+        shown = advance(bar, f"{probe}, try {number}")
+        answers = query_with_journal(sampler, path, {**made, **limits}, requests, shown, too_long="wrong")
+        for item, answer in zip(left, answers, strict=True):
+            edited, broken = _read(probe, item, answer, targets[item.id])
+            completions.append((item.id, "rejected" if broken else "kept", broken))
+            if not broken:
+                provenance = {**made, "try": number}
+                rows[item.id] = {"item": asdict(item), "probe": probe, **edited, "provenance": provenance}
+    summary = yield_summary(asked, completions, ("kept", "rejected"), rows.keys())
+    not_asked = Counter(filter(None, reasons.values()))
+    return [rows[item.id] for item in asked if item.id in rows], {**summary, "not_asked": not_asked}
+
+
+def _read(probe: Edit, item: Item, answer: Answer, target: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the edited fields in an answer, as `eval.probes` reads them, and the rules that it breaks."""
+    if is_unanswered(answer):
+        return {}, list(answer)
+    if not is_stop(answer["finish_reason"]):
+        return {}, ["complete"]
+    if (texts := read_answer(probe, item, without_thinking(answer["text"]))) is None:
+        return {}, ["format"]
+    prompt, *responses = texts
+    edited: dict[str, Any] = {"prompt": prompt} if prompt != item.prompt else {}
+    edited |= {"responses": responses} if responses != [*item.responses] else {}
+    edited |= {"language": target} if target else {}
+    return edited, broken_rules(probe, item, texts, target)
 
 
 def tables(probes: Mapping[str, Any]) -> list[DataFrame]:
@@ -155,11 +147,7 @@ def tables(probes: Mapping[str, Any]) -> list[DataFrame]:
     counted = {"completions": "completions", "kept": "kept", "rejected": "rejected"}
     found = [yield_table("probe", "items edited, % of those asked about", probes, counted)]
     for title, key in (("rule that answers break", "broken"), ("items not asked about", "not_asked")):
-        reasons = dict.fromkeys(reason for part in probes.values() for reason in part[key])
-        rows = [
-            {title: names.get(reason, reason)}
-            | {probe: f"{part[key].get(reason, 0):,}" for probe, part in probes.items()}
-            for reason in reasons
-        ]
-        found += [DataFrame(rows)] if rows else []
+        counts = DataFrame({probe: part[key] for probe, part in probes.items()}).fillna(0)
+        if len(counts):
+            found.append(counts.map("{:,.0f}".format).rename(names).rename_axis(title).reset_index())
     return found

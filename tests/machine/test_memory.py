@@ -14,7 +14,7 @@ from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine import estimates
-from think_as_locals.machine.estimates import GB, Counts, count, describe, estimate, memory_faults
+from think_as_locals.machine.estimates import GB, Counts, count, estimate, memory_faults
 from think_as_locals.types import ConfigError
 
 ONE = Launch("NO", 0, 1)
@@ -111,18 +111,15 @@ def test_run_is_refused_only_if_weights_and_optimizer_alone_do_not_fit(monkeypat
     assert "lora=rank16" in memory_faults(a_run())[0]
 
 
-def test_estimate_is_described_in_one_line(tmp_path: Path) -> None:
-    config = a_run(f"model.path={a_model(tmp_path)}")
-    found = describe(config, read_launch("gpu8_zero3"), count(config))
-    assert "GB for each of 8 (launch/gpu8_zero3.yaml): weights 1.9, gradients 1.9, optimizer 11.4" in found
-
-
-def test_plan_divides_what_this_machine_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_gives_the_memory_of_each_process_and_divides_what_this_machine_reaches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(estimates, "product_rate", lambda dtype: 1e15)
     tokens = 1e15 / (8 * 7_615_616_512)
-    memory, speed = estimates.estimates(a_run(f"model.path={a_model(tmp_path)}"), ONE)
-    assert memory[0] == "memory"
-    assert f" {tokens:,.0f} tokens/s" in dict([speed])["speed"]
+    plan = dict(estimates.estimates(a_run(f"model.path={a_model(tmp_path)}"), read_launch("gpu8_zero3")))
+    expected = "GB for each of 8 (launch/gpu8_zero3.yaml): weights 1.9, gradients 1.9, optimizer 11.4"
+    assert expected in plan["memory"]
+    assert f" {tokens:,.0f} tokens/s" in plan["speed"]
 
 
 def test_plan_says_where_bfloat16_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,9 +117,10 @@ def test_label_supplies_the_question_of_a_templated_prompt(serve: Serve, longest
         ({"prompts": ["Tea?", "Eat?"]}, "query.0"),
         ({"prompts": ["Eat?"]}, ""),
         ({"labels": [None]}, ""),
-        *(({"labels": [None, label]}, "labels.1") for label in ({"culture": "Thialand"}, '{"culture": ')),
-        *(({"labels": [None, label]}, "labels.1") for label in ('{"country": "TH"}', '{"a":' * 900 + "1" + "}" * 900)),
-        ({"labels": [3, None]}, "labels.0.str"),
+        *(({"labels": [None, label]}, "labels.1.culture") for label in ({"culture": "Thialand"}, {"culture": "th"})),
+        *(({"labels": [None, label]}, "labels.1") for label in ("Thialand", "Arab", '{"culture": ')),
+        *(({"labels": [None, label]}, "labels.1") for label in ('{"a":' * 900 + "1" + "}" * 900, 3)),
+        ({"labels": [None, '{"country": "TH"}']}, "labels.1.country"),
         ({"labels": ["TH", "JP"]}, "query.0"),  # one response to its prompt
     ],
 )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shlex
-import shutil
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from think_as_locals.cli.run import add_command
 from think_as_locals.runtime.files import naming, write_text
 from think_as_locals.runtime.output import print_result
-from think_as_locals.types import ConfigError, DataError, first_of
+from think_as_locals.types import ConfigError, first_of
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection, ItemsConfig
@@ -115,40 +113,28 @@ def _init(arguments: Namespace) -> None:
     from think_as_locals.config.compose import literal
 
     folder: Path = arguments.name
-    if folder.exists() or folder.is_symlink():
-        raise ConfigError(f"{folder} already exists; choose another name or move it away")
-    if not folder.parent.is_dir():
-        raise ConfigError(f"{folder}: the folder {folder.parent} does not exist; create it first")
+    rows: Path | None = arguments.rows
     if others := [each for each in arguments.overrides if not each.startswith(("data.columns=", "data.labels="))]:
         raise ConfigError(f"{others[0]}: expected data.columns or data.labels; other keys are for the recipe")
-    rows: Path | None = arguments.rows
-    if not (path := _SAMPLE if rows is None else str(rows.resolve())).isprintable():
-        raise DataError(f"{path}: its name has unprintable characters, which a recipe cannot hold: rename it")
-    if rows is not None and not rows.is_file():
-        raise DataError(f"{rows}: no such file")
-    temp = folder.with_name(f".{folder.name}.{os.getpid()}")  # renamed at the end: it appears as a whole, or not at all
-    temp.mkdir()
-    try:
-        if rows is None:
-            _write_sample(temp / _SAMPLE)
-        read_as = recognised(str(rows or temp / _SAMPLE), arguments.overrides)
-        data = rows_config(str(rows or temp / _SAMPLE), read_as).data
-        overrides = read_as[1:]
-        summary = _summarise(data, overrides)
-        given = [each.partition("=")[0].removeprefix("data.") for each in overrides]
-        values = {"path": path, "quoted": json.dumps(literal(path), ensure_ascii=False), "source": data.source}
-        for name, indent in (("columns", 2), ("columns_of_set", 8)):
-            lines = (f"{key}: {json.dumps(getattr(data, key), ensure_ascii=False)}" for key in given)
-            values[name] = "".join(f"\n{' ' * indent}{line}" for line in lines)
-        values["in_shell"] = shlex.join([path, *overrides])
-        for template in files(__package__).joinpath("starter").iterdir():
-            text = Template(template.read_text(encoding="utf-8")).substitute(values)
-            write_text(temp / template.name.removesuffix(".template"), text)
-        temp.rename(folder)
-    except BaseException:
-        shutil.rmtree(temp)
-        raise
-    written = ", ".join(sorted(file.name for file in folder.iterdir()))
+    if rows is None:
+        folder.mkdir(parents=True)
+        _write_sample(folder / _SAMPLE)
+    file = str(folder / _SAMPLE if rows is None else rows.resolve())
+    path = _SAMPLE if rows is None else file  # in the recipe
+    read_as = recognised(file, arguments.overrides)
+    data, overrides = rows_config(file, read_as).data, read_as[1:]
+    summary = _summarise(data, overrides)
+    given = [each.partition("=")[0].removeprefix("data.") for each in overrides]
+    values = {"path": path, "quoted": json.dumps(literal(path), ensure_ascii=False), "source": data.source}
+    for name, indent in (("columns", 2), ("columns_of_set", 8)):
+        lines = (f"{key}: {json.dumps(getattr(data, key), ensure_ascii=False)}" for key in given)
+        values[name] = "".join(f"\n{' ' * indent}{line}" for line in lines)
+    values["in_shell"] = shlex.join([path, *overrides])
+    folder.mkdir(parents=True, exist_ok=rows is None)
+    for template in files(__package__).joinpath("starter").iterdir():
+        text = Template(template.read_text(encoding="utf-8")).substitute(values)
+        write_text(folder / template.name.removesuffix(".template"), text)
+    written = ", ".join(sorted(each.name for each in folder.iterdir()))
     print_result(f"{path}: read as {shlex.join(read_as)}\n{summary}\n{folder} has {written}\n")
     print_result(f"Next:\n  cd {shlex.quote(str(folder))}")
     print_result("  tal run judge.yaml run.name=first  # README.md has the commands in order")

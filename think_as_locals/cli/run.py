@@ -29,8 +29,9 @@ def add(commands: Any) -> None:
     """Add the parsers of these commands."""
     run = commands.add_parser("run", help="run a recipe (training, evaluation or SCPO) in one process")
     sweep = "run a sweep: one job per combination, e.g. seed=1,2 sweep=joblib"
-    run.add_argument("-m", "--multirun", action="store_true", help=sweep)
-    run.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, run nothing")
+    of_one = run.add_mutually_exclusive_group()
+    of_one.add_argument("-m", "--multirun", action="store_true", help=sweep)
+    of_one.add_argument("--print-config", action="store_true", help="print the configuration of one run as YAML")
     run.add_argument("--dry-run", action="store_true", help="print the plan, or with -m the jobs; run nothing")
     found = "print the results as one JSON document, and nothing else; with --dry-run, the plan"
     run.add_argument("--json", action="store_true", help=found)
@@ -82,8 +83,6 @@ def add_command(commands: Any, name: str, summary: str) -> None:
 def _run(arguments: Namespace) -> None:
     """Run a recipe, or a sweep of it, and print the results; status 1 if a job or a reward model failed."""
     recipe, overrides = arguments.recipe, arguments.overrides
-    if arguments.multirun and arguments.print_config:
-        raise ConfigError("--print-config is for one run: leave out -m; -m --dry-run prints the overrides of each job")
     if arguments.print_config:
         from think_as_locals.config.checks import load_config
 

@@ -13,7 +13,7 @@ import json
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -36,7 +36,7 @@ from think_as_locals.data.sources import SOURCES, jsonl, response_language
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.scripts import script, script_share
-from think_as_locals.types import DataError, Item, is_text, shown
+from think_as_locals.types import DataError, Item, are_texts, shown
 
 _FOLDER = Path(__file__).parent  # has `frames.json`, and `labels.json` with phrases and names of places
 _read_once = cache(read_json)
@@ -63,16 +63,12 @@ def edited_pairs(items: Sequence[Item], known: Sequence[Item] = ()) -> dict[Edit
     Other cultures' answers (CC) are also taken from `known` items of the same data.
     """
     concepts = other_concepts([*items, *known])
-    return {
-        "CC": [_pair(item, after) for item in items if (after := change_concept(item, concepts))],
-        "RC": [_pair(item, after) for item in items if (after := remove_label(item))],
-        "CL": language_pairs(items),
-        "RP": [_pair(item, after) for item in items if (after := rephrase(item))],
-    }
 
+    def pairs(edit: Callable[[Item], Item | None]) -> list[EditedPair]:
+        return [EditedPair(_like(item, after), after, item.language) for item in items if (after := edit(item))]
 
-def _pair(before: Item, after: Item) -> EditedPair:
-    return EditedPair(_like(before, after), after, before.language)
+    changed = pairs(lambda item: change_concept(item, concepts))
+    return {"CC": changed, "RC": pairs(remove_label), "CL": language_pairs(items), "RP": pairs(rephrase)}
 
 
 def _like(before: Item, after: Item) -> Item:
@@ -283,14 +279,7 @@ def _edited(fields: EditRow, before: Item) -> Iterator[Item | Fault]:
     yield from (_like(before, after), after)
 
 
-# --- Edits by a chat model (`tal data edit`): its instructions, and the rules that an edit must follow ---
-#
-#     CC  only the best response changes, to another concept; most of its words stay
-#     RC  names of the culture are cut from prompt and responses; texts that do not name it stay as they are
-#     CL  the responses are in another language; the prompt stays
-#     RP  prompt and responses are in other words of their language
-#
-# The meaning is not checked: read a sample of the edits.
+# --- Edits by a chat model (`tal data edit`): its instructions, and the rules that an edit must follow (README.md) ---
 
 EDIT_RULES = {
     "complete": "the answer is complete, not cut off",
@@ -308,13 +297,6 @@ _SPACELESS = "\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff"  # Thai, kana, Han: each 
 _WORD = re.compile(rf"[{_SPACELESS}]|[^\W_{_SPACELESS}]+")
 _MUST_DIFFER = 5  # words of a response from which RP and CL have to change it
 _MAY_DIFFER, _MAY_DIFFER_SHARE = 8, 1 / 3  # words of a text that CC and RC may change, whichever is more
-
-
-class EditedTexts(NamedTuple):
-    """The texts of an item that an edit may change."""
-
-    prompt: str
-    responses: tuple[str, ...]
 
 
 def target_language(item: Item, language: str) -> str | None:
@@ -356,8 +338,8 @@ def prompt_text(probe: Edit) -> str:
     return files(__package__).joinpath("edit_prompts", f"{probe}.txt").read_text(encoding="utf-8").strip("\n")
 
 
-def read_answer(probe: Edit, item: Item, answer: str) -> EditedTexts | None:
-    """Return the edited texts in an answer, a JSON object with any text around it; `None` if there is none."""
+def read_answer(probe: Edit, item: Item, answer: str) -> tuple[str, ...] | None:
+    """Return the edited prompt and responses in an answer, a JSON object with any text around it; `None` without."""
     try:
         found = json.loads(answer[answer.index("{") : answer.rindex("}") + 1], strict=False)
     except (ValueError, RecursionError):
@@ -369,12 +351,12 @@ def read_answer(probe: Edit, item: Item, answer: str) -> EditedTexts | None:
     prompt = found.get("prompt") if probe in ("RC", "RP") else item.prompt
     if not isinstance(responses, list) or len(responses) != len(item.responses):
         return None
-    return EditedTexts(prompt, tuple(responses)) if all(map(is_text, (prompt, *responses))) else None
+    return texts if are_texts(texts := (prompt, *responses)) else None
 
 
-def broken_rules(probe: Edit, item: Item, after: EditedTexts, language: str | None) -> list[str]:
-    """Return the rules that an edit breaks; `language` is the one that CL asked for."""
-    old, new = (item.prompt, *item.responses), (after.prompt, *after.responses)
+def broken_rules(probe: Edit, item: Item, new: Sequence[str], language: str | None) -> list[str]:
+    """Return the rules that an edited prompt and responses break; `language` is the one that CL asked for."""
+    old = (item.prompt, *item.responses)
     spoken = (item.language, *[response_language(item)] * len(item.responses))
     edited = [each for each in zip(spoken, old, new, strict=True) if each[1] != each[2]]
     changed = [_words(a) != _words(b) for a, b in zip(old, new, strict=True)]
@@ -382,13 +364,13 @@ def broken_rules(probe: Edit, item: Item, after: EditedTexts, language: str | No
     excused = {"RP": [False, *short], "CL": [True, *short]}.get(probe)  # from changing: very short responses
     held = {
         "changed": all(map(or_, changed, excused)) if excused else any(changed),
-        "distinct": len(set(after.responses)) == len(after.responses),
+        "distinct": len(set(new[1:])) == len(new) - 1,
         "name_removed": probe != "RC" or not any(_names(text, item) for text in new),
         "rest_kept": probe in ("CL", "RP") or all(_keeps_rest(a, b, probe, item) for _, a, b in edited),
         # A text that was in another script already may stay so.
         "language": all(in_another_script(b, own) <= in_another_script(a, own) for own, a, b in edited)
         if language is None
-        else all(script_share(text, language) >= 0.5 for text in after.responses),
+        else all(script_share(text, language) >= 0.5 for text in new[1:]),
         "length": probe == "CL" or all(0.5 <= (len(a) + 20) / (len(b) + 20) <= 2 for _, a, b in edited),
     }
     return [rule for rule in EDIT_RULES if not held.get(rule, True)]

@@ -86,8 +86,8 @@ class Row(NamedTuple):  # of a million, dataclasses would take seconds more
 
     @property
     def place(self) -> str:
-        """File and number, e.g. `rows.jsonl:17`, with control characters escaped."""
-        return f"{repr(self.file)[1:-1]}:{self.number}"
+        """File and number, e.g. `rows.jsonl:17`."""
+        return f"{self.file}:{self.number}"
 
     @property
     def name(self) -> str:
@@ -274,7 +274,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: rows are not read from {suffix} files; expected one of {', '.join(SUFFIXES)}")
     try:
         rows = readers.get(suffix, _jsonl)(path)
-        yield from within_bound([path], rows, _size) if path.suffix.lower() == ".gz" else rows
+        yield from within_bound([path], rows, lambda row: len(row.text)) if path.suffix.lower() == ".gz" else rows
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the archive is damaged: {error}") from error
     except OSError as error:
@@ -282,10 +282,6 @@ def _file_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: cannot be read ({reason}); expected a file of rows, or a Hub id") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: {error}; save it as UTF-8 (Excel: CSV UTF-8)") from error
-
-
-def _size(row: Row) -> int:
-    return len(row.text)
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -412,7 +408,7 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
         ) from error
     for name, rows in loaded.items() if isinstance(loaded, DatasetDict) else [("", loaded)]:
         found = _value_rows(f"{folder}:{name}" if name else str(folder), rows)
-        yield from within_bound(list(folder.rglob("*.arrow")), found, _size)
+        yield from within_bound(list(folder.rglob("*.arrow")), found, lambda row: len(row.text))
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002

@@ -50,7 +50,7 @@ class HubFile:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of its content when it was scanned, which the Hub has of large files."""
+        """The hash of its content, which the Hub has of large files."""
         if isinstance(self.content, bytes):
             return hashlib.sha256(self.content).hexdigest()
         with self.content.open("rb") as file:

@@ -69,8 +69,6 @@ def prepare(
             raise ConfigError(f"--license other: put its text into {source.model / 'LICENSE'}, which is then pushed")
         source = replace(source, stated_licence=licence)
     files.append(model_card(source, repo, adapter))
-    for file in files:
-        _ = file.sha256  # before the scan: what changes after it is not what was scanned
     scan_for_leaks(files, source)
     return Push(repo, tuple(sorted(files, key=lambda file: file.path)), tuple(left_out))
 
@@ -94,9 +92,7 @@ def upload(
         # Other weights of an earlier push could be loaded in place of these.
         removed = sorted(path for path in present - {file.path for file in files} if is_pushed_path(path))
         added = [CommitOperationAdd(file.path, file.content) for file in files]
-        if changed := [f.path for f, a in zip(files, added, strict=True) if a.upload_info.sha256.hex() != f.sha256]:
-            raise HubError(f"{', '.join(changed)} changed since the scan for secrets: run the same command again")
-        commit = api.create_commit(  # exactly the scanned bytes; `upload_folder` would read the files again
+        commit = api.create_commit(  # the scanned bytes; `upload_folder` would read the files again
             repo,
             [*added, *map(CommitOperationDelete, removed)],
             commit_message="Upload a reward model with think-as-locals",

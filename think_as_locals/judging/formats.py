@@ -325,7 +325,7 @@ FORMATS: Mapping[str, Format] = {
 def prompt_format(prompt: str) -> Format:
     """Return the format of the answer that a prompt asks for; an UnknownPromptError lists the known prompts."""
     if prompt not in FORMATS:
-        raise UnknownPromptError(f"no format for prompt {prompt!r}; available: {', '.join(FORMATS)}")
+        raise UnknownPromptError(f"no prompt {prompt!r}; available: {', '.join(FORMATS)}")
     return FORMATS[prompt]
 
 

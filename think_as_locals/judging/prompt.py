@@ -15,7 +15,7 @@ from typing import get_args
 
 from babel import Locale
 
-from think_as_locals.judging.formats import SECTIONS, UnknownPromptError, prompt_format
+from think_as_locals.judging.formats import SECTIONS, prompt_format
 from think_as_locals.types import LABELS, CultureShown, Item, RubricLanguage, reorder_responses
 
 RESERVED = (*SECTIONS, "question", "response")
@@ -227,8 +227,7 @@ def culture_name(code: str | None) -> str:
 @cache
 def _templates(prompt: str) -> dict[str, Template]:
     """Return the texts of a prompt by name; `NAME_responses_first` inherits those of `NAME`."""
-    if prompt not in prompt_names():
-        raise UnknownPromptError(f"no prompt template {prompt!r}; available: {', '.join(prompt_names())}")
+    prompt_format(prompt)  # an UnknownPromptError
     entries = (
         (folder, entry.name)
         for folder in (prompt.removesuffix(_RESPONSES_FIRST), prompt)

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from runpy import run_path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from think_as_locals.judging.formats import RULES, Format
 from think_as_locals.judging.prompt import shuffle_responses
@@ -139,7 +138,7 @@ def length(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
 
 
 _COMPONENTS = (correctness, criteria_gain, structure, rubric_quality, consistency, length)
-COMPONENTS: MappingProxyType[str, Component] = MappingProxyType({each.__name__: each for each in _COMPONENTS})
+COMPONENTS: Mapping[str, Component] = {each.__name__: each for each in _COMPONENTS}
 
 
 def score(
@@ -248,26 +247,12 @@ _run = cache(run_path)  # once, for all functions of a file
 def _import_function(name: str, reference: str) -> OwnReward:
     file, _, attribute = reference.rpartition(":")
     try:
-        function = resolve_name(reference) if not file.endswith(".py") else _from_file(Path(file), attribute)
+        if file.endswith(".py"):
+            function = _run(str(Path(file).expanduser().resolve()), run_name="own_reward")[attribute]
+        else:
+            function = resolve_name(reference)
     except Exception as error:  # whatever the user's own code raises
         raise ConfigError(f"reward.own.{name}: {reference}: {type(error).__name__}: {error}") from error
     if not inspect.isfunction(function):
         raise ConfigError(f"reward.own.{name}: {reference}: expected a function, got {function!r}")
-    try:
-        inspect.signature(function).bind("judgement", "item")
-    except TypeError as error:
-        raise ConfigError(
-            f"reward.own.{name}: expected a function of (judgement, item), "
-            f"got {reference}{inspect.signature(function)}: {error}"
-        ) from error
     return function
-
-
-def _from_file(path: Path, attribute: str) -> Any:
-    if not (file := path.expanduser()).is_file():
-        raise FileNotFoundError(f"not found from {Path.cwd()}; start in the folder that the path is relative to")
-    found = _run(str(file.resolve()), run_name="own_reward")
-    if attribute not in found:
-        functions = [known for known, value in found.items() if inspect.isfunction(value)]
-        raise LookupError(f"no {attribute} in it; functions there: {', '.join(functions) or 'none'}")
-    return found[attribute]

@@ -107,16 +107,6 @@ def estimate(config: TrainingConfig, launch: Launch, counts: Counts) -> dict[str
     return parts
 
 
-def describe(config: TrainingConfig, launch: Launch, counts: Counts) -> str:
-    """Return a line about the memory of each process."""
-    parts = estimate(config, launch, counts)
-    each = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items())
-    return (
-        f"about {sum(parts.values()) / GB:.1f} GB for each of {launch.processes} (launch/{launch.name}.yaml): {each}; "
-        f"{counts.parameters / 1e6:,.1f} M parameters, {counts.trained / 1e6:,.1f} M trained"
-    )
-
-
 def memory_faults(config: TrainingConfig) -> list[str]:
     """Return a fault if weights and optimizer states alone need more than a GPU of this machine has."""
     if not (sizes := [size for _, size in gpus()]):
@@ -136,6 +126,12 @@ def estimates(config: TrainingConfig, launch: Launch) -> list[tuple[str, str]]:
         counts = count(config)
     except ThinkAsLocalsError as error:
         return [("memory", f"not known: {error}")]
+    parts = estimate(config, launch, counts)
+    memory = (
+        f"about {sum(parts.values()) / GB:.1f} GB for each of {launch.processes} (launch/{launch.name}.yaml): "
+        f"{', '.join(f'{name} {size / GB:.1f}' for name, size in parts.items())}; "
+        f"{counts.parameters / 1e6:,.1f} M parameters, {counts.trained / 1e6:,.1f} M trained"
+    )
     section = config.scpo if isinstance(config, ScpoConfig) else config.grpo
     recomputed = 2 * counts.parameters if section.gradient_checkpointing else 0
     each, dtype = operations_per_token(counts.parameters, counts.trained) + recomputed, config.model.dtype
@@ -146,4 +142,4 @@ def estimates(config: TrainingConfig, launch: Launch) -> list[tuple[str, str]]:
     )
     if config.model.path and dtype == "float32" and (half := product_rate("bfloat16")) > _WORTHWHILE * rate:
         speed += f"; model.dtype=bfloat16 is {half / rate:.1f} times as fast here"
-    return [("memory", describe(config, launch, counts)), ("speed", speed)]
+    return [("memory", memory), ("speed", speed)]

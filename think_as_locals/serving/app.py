@@ -171,10 +171,10 @@ class GroupScorer:
         logs = ExtraLogs(judged=judged, group_size=group_sizes, order_disagreement=disagreement)
         return ScoreAnswer(rewards=values, scores=values, extra_logs=logs)
 
-    def _row(self, index: int, query: str, prompt: str, label: str | Label | None) -> PolicyRow:
+    def _row(self, index: int, query: str, prompt: str, label: Label | None) -> PolicyRow:
         if not query.startswith(prompt):
             raise invalid(f"got {shown(query)}, expected a text that begins with prompts[{index}]", "query", index)
-        known = Label.read(label, index)
+        known = label or Label()
         end = len(query)
         while token := next((t for t in self._special_tokens if query.endswith(t, len(prompt), end)), ""):
             end -= len(token)

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import from_json
 
-from think_as_locals.data.fields import Culture
-from think_as_locals.data.languages import culture_code, culture_fault
-from think_as_locals.data.sources.jsonl import PLACEHOLDERS
-from think_as_locals.types import LABELS, Criterion, Item, shown
+from think_as_locals.data.fields import Culture, check_country
+from think_as_locals.data.sources.jsonl import UNSEEN
+from think_as_locals.types import LABELS, Criterion, Item
 
 
 def invalid(message: str, *place: str | int) -> RequestValidationError:
@@ -60,7 +60,7 @@ class JudgeItem(Message):
     def item(self, default_id: str) -> Item:
         """Return the `Item`; a `DataError` if two responses are equal or one is blank."""
         fields = self.model_dump(include={"prompt", "responses", "culture", "language"})
-        return Item(id=self.id or default_id, **PLACEHOLDERS, **fields)
+        return Item(id=self.id or default_id, **UNSEEN, **fields)
 
 
 class JudgeRequest(Message):
@@ -104,38 +104,25 @@ class Label(Message):
     """What is known about a prompt of /score.
 
     Args:
-        culture: ISO 3166 code, or a country's name in any of CARB's ten languages.
+        culture: ISO 3166 code, a country's name, or another culture's.
         language: BCP-47 tag.
         question: The user's question, if `prompts` carry a chat template.
         reference: A response that competes with those of the policy; empty for none.
     """
 
-    culture: Name | None = None
+    culture: Culture | None = None
     language: Name = "und"
     question: Text | None = None
     reference: str = ""
 
-    @classmethod
-    def read(cls, value: str | Label | None, index: int) -> Label:
-        """Read the label of a row: an object, the same as JSON text, a culture, or nothing (null or an empty text)."""
-        try:
-            if isinstance(value, Label):
-                label = value
-            elif value and value.lstrip().startswith("{"):
-                label = cls.model_validate_json(value)
-            else:
-                label = cls(culture=value or None)
-        except ValidationError as error:
-            fields = ", ".join(cls.model_fields)
-            message = f"expected an object with {fields}, a culture, or null ({error.errors()[0]['msg']})"
-            raise invalid(message, "labels", index) from None
-        if label.culture is None:
-            return label
-        code = culture_code(label.culture)
-        if code is None and (label.culture == value or culture_fault(label.culture)):  # a bare text may be anything
-            expected = 'ISO 3166 code or name of a country, or {"culture": ...} with another culture\'s name'
-            raise invalid(f"got {shown(label.culture)}, expected {expected}", "labels", index)
-        return label.model_copy(update={"culture": code or label.culture})
+
+def _read_label(value: Any) -> Any:
+    """Read a text as a label in JSON, or as its country; an empty one is none."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        return from_json(value)
+    return {"culture": check_country(value)} if value else None
 
 
 class ScoreRequest(Message):
@@ -144,12 +131,12 @@ class ScoreRequest(Message):
     Args:
         query: Prompt and response, as one text.
         prompts: The beginning of each; what follows is the response.
-        labels: What is known about each prompt (`Label`); null if nothing is known of any.
+        labels: What is known about each prompt: a `Label`, its JSON, a country, or null.
     """
 
     query: Annotated[list[str], Field(min_length=1)]
     prompts: Annotated[list[Text], Field(min_length=1)]
-    labels: list[str | Label | None] | None = None
+    labels: list[Annotated[Label | None, BeforeValidator(_read_label, str | Label | None)]] | None = None
 
 
 class ExtraLogs(Message):

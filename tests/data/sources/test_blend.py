@@ -213,14 +213,6 @@ def test_own_language_gives_local_prompts_and_english_responses(tmp_path: Path) 
     assert {item.language for item in with_blank if item.culture == "CN"} == {"en"}  # asked in the other language
 
 
-def test_regions_with_low_resource_languages_are_read(tmp_path: Path) -> None:
-    regions: dict[str, Answers] = {"UK": {"toast": 4}, "Assam": {"rice": 5}, "Ethiopia": {"teff": 5}}
-    regions |= {"West_Java": {"tempeh": 5}, "Northern_Nigeria": {"yam": 5}}
-    items = read(a_folder(tmp_path, {"q": regions}), languages=["own"])
-    expected = {("GB", "en"), ("IN-AS", "as"), ("ET", "am"), ("ID-JB", "su"), ("NG", "ha")}
-    assert {(item.culture, item.language) for item in items} == expected
-
-
 # --- which two short answers can both be right ---
 
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Tal
 from data.sections import data_section
 from data.tables import a_row, carb_row, fault_names, outcome_of, write
 from items import make_item
 
 from think_as_locals.config.schema import DataSection
-from think_as_locals.data import load, read
+from think_as_locals.data import read
 from think_as_locals.data.rows import Outcome
 from think_as_locals.data.sources import jsonl, recognise
 from think_as_locals.data.sources.columns import Columns
 from think_as_locals.data.validate import item_outcomes, validate
-from think_as_locals.judging import render
 from think_as_locals.types import DataError, DataWarning
 
 HH = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: How do I greet?\n\nAssistant:"
@@ -305,17 +302,6 @@ def rows_of(path: Path, **changes: Any) -> DataSection:
 
 def a_pair(number: int, **more: Any) -> dict[str, Any]:
     return PAIR | {"prompt": f"What do people at house number {number} have for breakfast?"} | more
-
-
-def test_cultures_of_a_csv_reach_the_rendered_prompt(tmp_path: Path, tal: Tal) -> None:
-    cultures = {"TH": "TH", "Mexico": "MX", "CA-QC": "CA-QC", "Kabylia": "Kabylia", None: None}
-    names = {"TH": "Thailand", "MX": "Mexico", "CA-QC": "Quebec (Canada)", "Kabylia": "Kabylia", None: "the culture"}
-    path = write(tmp_path / "mine.csv", [a_pair(i, culture=[*cultures][i % 5]) for i in range(50)])
-    assert tal("data", "validate", str(path), "--strict").status == 0
-    splits = load(rows_of(path))
-    items = (*splits.train, *splits.test)
-    assert Counter(item.culture for item in items) == dict.fromkeys(cultures.values(), 10)
-    assert all(f"Culture: {names[item.culture]}" in render(item)[-1]["content"] for item in items)
 
 
 def test_unread_column_is_reported_once_per_file(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from conftest import Tal
 from data.sections import data_section
 from data.tables import KINDS, fault_names, write
 from datasets import Dataset, DatasetDict
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 from think_as_locals.data import read as read_source
 from think_as_locals.data.rows import Outcome
-from think_as_locals.data.sources import prism
+from think_as_locals.data.sources import prism, recognise
 from think_as_locals.types import DataError, DataWarning, Item
 
 
@@ -90,6 +89,7 @@ def test_responses_scored_differently_by_one_person_become_pairs(tmp_path: Path,
     assert (first.prompt, first.responses) == ("What matters, user0, 0?", ("Answer 1.", "Answer 0."))
     assert (first.group, first.language, first.domain, first.source) == ("user0", "en", "values guided", "prism")
     assert Counter(item.culture for item in items) == {"CL": 6, "KR": 1}
+    assert recognise(str(tmp_path)) == ["data=prism"]
 
 
 def test_other_files_give_a_warning_and_conversation_type_is_optional(tmp_path: Path) -> None:
@@ -136,13 +136,6 @@ def test_invalid_utterances_are_reported(tmp_path: Path, changes: dict[str, Any]
     assert found.get("utterances:10") == (expected or ["unpaired"])
     assert len([item for outcome in outcomes for item in outcome.items]) == len(PAIRS)
     assert len(outcomes) == len(survey) + len(rows)
-
-
-def test_read_raises_on_errors_but_not_on_skipped_rows(tmp_path: Path) -> None:
-    rows = [*UTTERANCES, utterance(8, 4, model_response="EMPTY STRING")]
-    assert len(read(folder(tmp_path, utterances=rows))) == len(PAIRS)
-    with pytest.raises(DataError, match=r"utterances\.jsonl:10: score: "):
-        read(folder(tmp_path, utterances=[*rows, utterance(9, "good")]))
 
 
 def test_missing_or_duplicate_table_is_rejected(tmp_path: Path) -> None:
@@ -200,17 +193,6 @@ def test_both_configs_of_a_hub_id_are_read_with_distinct_places(monkeypatch: pyt
     assert len([item for outcome in outcomes for item in outcome.items]) == len(PAIRS)
     assert outcomes[0].row.place == "owner/prism@v1:survey:train:1"
     assert outcomes[-1].row.place == "owner/prism@v1:utterances:train:8"
-
-
-# --- as a source like any other ---
-
-
-def test_folder_is_recognised_and_validated(tmp_path: Path, tal: Tal) -> None:
-    path = folder(tmp_path, utterances=[*UTTERANCES, utterance(8, 0)])
-    done = tal("data", "validate", str(path))
-    assert done.out.startswith("read as data=prism\n")
-    assert f"{path / 'utterances.jsonl'}:9: error: greater_than_equal: score: " in done.out
-    assert done.out.splitlines()[-1] == "12 rows = 11 imported (7 items) + 1 in quarantine"
 
 
 def test_released_test_people_match_datasets_train_test_split(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Item) if field.default
 IN_COLUMNS = tuple(f"response_{letter}" for letter in LABELS.lower())
 """The usual columns of responses, if each has its own."""
 
-PLACEHOLDERS: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": "any"}
+UNSEEN: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": "any"}
 """Values for the fields of an item that no reward model sees, for rows that are only judged."""
 
 
@@ -102,7 +102,7 @@ def query_items(row: Row, defaults: Mapping[str, Any], is_strict: bool = True) -
         if isinstance(given.get("prompt"), list):
             turns = [(turn.role, turn.content) for turn in _InMessages.model_validate(given).prompt]
             given |= {"prompt": join_turns(turns), "turns": turns if len(turns) > 1 else []}
-        needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **defaults}
+        needed = {"id": row.name, "language": "und", **UNSEEN, **defaults}
         fields = {*_ItemRow.model_fields, *IN_COLUMNS, "country"}
         others = set() if is_strict else {n for n in given if n == "best" or n.casefold() not in fields}
         row = row._replace(value=needed | {name: value for name, value in given.items() if name not in others})
