@@ -177,6 +177,12 @@ def test_csv_delimiter_is_detected_from_the_header(tmp_path: Path, name: str, de
     assert row.value == {"prompt": "Hello, you;\tthere?", "chosen": "Yes", "rejected": None}
 
 
+def test_tsv_is_separated_by_tabs_whatever_its_header_holds(tmp_path: Path) -> None:
+    (tmp_path / "r.tsv").write_text("prompt\tnotes, remarks, and more\nWhy?\tnone\n")
+    (row,) = read_rows(str(tmp_path / "r.tsv"))
+    assert row.value == {"prompt": "Why?", "notes, remarks, and more": "none"}
+
+
 # --- the Hub: what is not on this machine is the one thing that a test stands in for ---
 
 

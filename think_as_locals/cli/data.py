@@ -116,6 +116,8 @@ def _init(arguments: Namespace) -> None:
     rows: Path | None = arguments.rows
     if others := [each for each in arguments.overrides if not each.startswith(("data.columns=", "data.labels="))]:
         raise ConfigError(f"{others[0]}: expected data.columns or data.labels; other keys are for the recipe")
+    if folder.exists():
+        raise ConfigError(f"{folder} already exists: choose another name")
     if rows is None:
         folder.mkdir(parents=True)
         _write_sample(folder / _SAMPLE)
@@ -130,7 +132,7 @@ def _init(arguments: Namespace) -> None:
         lines = (f"{key}: {json.dumps(getattr(data, key), ensure_ascii=False)}" for key in given)
         values[name] = "".join(f"\n{' ' * indent}{line}" for line in lines)
     values["in_shell"] = shlex.join([path, *overrides])
-    folder.mkdir(parents=True, exist_ok=rows is None)
+    folder.mkdir(parents=True, exist_ok=True)
     for template in files(__package__).joinpath("starter").iterdir():
         text = Template(template.read_text(encoding="utf-8")).substitute(values)
         write_text(folder / template.name.removesuffix(".template"), text)

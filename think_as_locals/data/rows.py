@@ -17,6 +17,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, AnyStr, Literal, NamedTuple, cast
@@ -268,7 +269,7 @@ def warn_unread(folder: Path, files: Iterable[Path], expected: str) -> None:
 
 def _file_rows(path: Path) -> Iterator[Row]:
     readers: dict[str, Callable[[Path], Iterator[Row]]] = {".json": _json, ".parquet": _parquet}
-    readers |= {**dict.fromkeys((".csv", ".tsv"), _csv), **dict.fromkeys(_LINES, _jsonl)}
+    readers |= {".csv": _csv, ".tsv": partial(_csv, delimiter="\t"), **dict.fromkeys(_LINES, _jsonl)}
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in readers and path.is_file():
         raise DataError(f"{path}: rows are not read from {suffix} files; expected one of {', '.join(SUFFIXES)}")
@@ -344,15 +345,14 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: not a parquet file that can be read: {error}") from error
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv(path: Path, delimiter: str | None = None) -> Iterator[Row]:
     csv.field_size_limit(_MAX_LINE)  # the default is too short for long responses
     with _open(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         rest = _lines(path, text)
         head = next(rest, "")
         # Excel separates columns by the list separator of its locale.
-        delimiter = max(",", ";", "\t", key=head.count)
-        lines = csv.reader(chain([head], rest), delimiter=delimiter, strict=True)
+        lines = csv.reader(chain([head], rest), delimiter=delimiter or max(",", ";", "\t", key=head.count), strict=True)
         try:
             names = next(lines, [])
             _check_columns(path, names)
