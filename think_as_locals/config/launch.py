@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ def find_launch(name: str | Path | None) -> Path:
     name = _DEFAULT if name is None else name
     known = sorted(path.stem for path in (ASSETS / "launch").glob("*.yaml"))
     path = ASSETS / "launch" / f"{name}.yaml" if str(name) in known else Path(name).expanduser()
-    if not os.path.isfile(path):  # noqa: PTH113
+    if not path.is_file():
         raise ConfigError(
             f"no launch file {shown(name)}{nearest(name, known)}; available: {', '.join(known)}, or a file"
         )
@@ -46,7 +45,7 @@ def read_launch(name: str | Path | None) -> Launch:
     path = find_launch(name)
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as an accelerate configuration: {reason(error)}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
