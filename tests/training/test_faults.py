@@ -52,10 +52,3 @@ def test_non_finite_loss_or_gradient_ends_run_before_optimizer_step(tmp_path: Pa
     assert {"0/prompt_ids", "0/advantages"} <= set(batch)
     about = json.loads((tmp_path / "faults" / "step-1-rank-0.json").read_text())
     assert about == {"fault": what, "step": 1, "rank": 0, "batch": "step-1-rank-0.safetensors"}
-
-
-@pytest.mark.parametrize("reward", [1e39, 1e30])  # whose square is beyond it: the spread of a group would be infinite
-def test_reward_beyond_float32_is_not_finite(tmp_path: Path, reward: float) -> None:
-    trainer = tiny_trainer(tmp_path, correctness=lambda *_: reward)
-    with pytest.raises(TrainingError, match="step 1: reward not finite on rank 0"):
-        trainer.train()
