@@ -103,10 +103,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         on_gpu = self.accelerator.device.type == "cuda"  # what else a CPU does changes its rate
         self._product_rate = product_rate(config.model.dtype) if on_gpu else None
         self._logged_tokens, self._update_seconds = 0, 0.0
-        self._ahead: SampledAhead | None = None
-        if ahead := config.rollout.ahead:
-            methods = self.sync_weights, self.make_order, self.log_rollouts
-            self._ahead = SampledAhead(self, self.vllm_generation, ahead, *methods)
+        self._ahead = SampledAhead(self, config.rollout.ahead) if config.rollout.ahead else None
 
     def log_rollouts(self, name: str, value: float) -> None:
         """Log a metric of rollouts with the others of this step."""
