@@ -163,14 +163,19 @@ def test_launch_faults_name_the_unsupported_setting(
     assert message in "\n".join(workers.launch_faults(load_recipe(f"recipes/{recipe}.yaml")))
 
 
-def test_deepspeed_zero3_config_must_gather_weights_on_save(unlaunched: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "zero.json"
+def test_deepspeed_config_file_says_the_stage_and_must_gather_weights_on_save(
+    unlaunched: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, launched = tmp_path / "zero.json", tmp_path / "mine.yaml"
+    own = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": str(file)}}
+    launched.write_text(yaml.safe_dump(own), encoding="utf-8")
     unlaunched.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     unlaunched.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
     key = "stage3_gather_16bit_weights_on_model_save"
     for zero, faults in (({"stage": 3}, 1), ({"stage": 3, key: True}, 0), ({"stage": 2}, 0)):
         file.write_text(json.dumps({"zero_optimization": zero}), encoding="utf-8")
         assert len(workers.launch_faults(load_recipe("recipes/quickstart.yaml"))) == faults
+        assert workers.current_launch().zero_stage == read_launch(launched).zero_stage == zero["stage"]
 
 
 # --- how long they wait for one another ---

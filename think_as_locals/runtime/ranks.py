@@ -5,14 +5,12 @@ Settings of `accelerate launch` that some library would silently ignore end the 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from think_as_locals.config.launch import Launch, read_launch
+from think_as_locals.config.launch import Launch, read_launch, zero_settings
 from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import num_gpus
@@ -47,8 +45,11 @@ def current_launch() -> Launch:
     """Return the launch that this process belongs to, according to its environment."""
     environment = os.environ
     processes = int(environment.get("WORLD_SIZE", "1"))
-    stage = int(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")) if uses_deepspeed() else 3 if shards() else 0
-    kind = "DEEPSPEED" if uses_deepspeed() else "FSDP" if shards() else "MULTI_GPU" if processes > 1 else "NO"
+    if uses_deepspeed():
+        own = zero_settings(file) if (file := environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")) else {}
+        kind, stage = "DEEPSPEED", int(own.get("stage", environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)))
+    else:
+        kind, stage = ("FSDP", 3) if shards() else ("MULTI_GPU" if processes > 1 else "NO", 0)
     return Launch(kind, stage, processes, max(1, processes // int(environment.get("LOCAL_WORLD_SIZE", processes))))
 
 
@@ -93,8 +94,7 @@ def _device_faults(dtype: str, deepspeed: bool, fsdp: bool) -> Iterator[str]:
 def _zero3_faults() -> list[str]:
     """Return a fault if ZeRO-3 would not save the model."""
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        zero = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
-        key = "stage3_gather_16bit_weights_on_model_save"
+        zero, key = zero_settings(file), "stage3_gather_16bit_weights_on_model_save"
         saves, setting = zero.get("stage") != 3 or zero.get(key), f"{key} in {file}"
     else:
         zero3 = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
