@@ -26,6 +26,8 @@ from think_as_locals.runtime import ranks as workers
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.yaml"))
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
 LAUNCH_PREFIXES = ("ACCELERATE_", "FSDP_", "MASTER_", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+DEEPSPEED, FSDP = {"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": "true"}
+EIGHT = {"WORLD_SIZE": "8"}
 
 
 @pytest.fixture
@@ -98,21 +100,9 @@ def test_take_up_launch_sets_the_environment_that_accelerate_sets(file: Path, un
         ("single", {}, None),
         ("gpu8_zero3", {}, "one process; run.launch=gpu8_zero3 has 8, and as many times the rows a step"),
         ("gpu8_zero3", {"WORLD_SIZE": "1"}, "one process; run.launch=gpu8_zero3 has 8"),
-        (
-            "gpu8_zero3",
-            {"WORLD_SIZE": "8", "ACCELERATE_USE_DEEPSPEED": "true"},
-            "(DeepSpeed); run.launch=gpu8_zero3 is",
-        ),
-        (
-            "gpu8_fsdp2",
-            {"WORLD_SIZE": "8", "ACCELERATE_USE_FSDP": "true"},
-            "(FSDP); run.launch=gpu8_fsdp2 is not needed",
-        ),
-        (
-            "gpu8_zero3",
-            {"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "bf16"},
-            "(bf16); run.launch=gpu8_zero3 is not",
-        ),
+        ("gpu8_zero3", EIGHT | DEEPSPEED, "(DeepSpeed); run.launch=gpu8_zero3 is not needed"),
+        ("gpu8_fsdp2", EIGHT | FSDP, "(FSDP); run.launch=gpu8_fsdp2 is not needed"),
+        ("gpu8_zero3", EIGHT | {"ACCELERATE_MIXED_PRECISION": "bf16"}, "(bf16); run.launch=gpu8_zero3 is not needed"),
     ],
 )
 def test_launcher_environment_takes_precedence_over_run_launch(
@@ -137,9 +127,6 @@ def test_launch_fails_if_only_one_of_two_processes_starts(tmp_path: Path, warm_p
     assert not list(tmp_path.iterdir())
 
 
-DEEPSPEED, FSDP = {"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": "true"}
-
-
 @pytest.mark.parametrize(
     ("environment", "gpus", "recipe", "message"),
     [
@@ -149,7 +136,7 @@ DEEPSPEED, FSDP = {"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": 
         (FSDP | {"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, 0, "quickstart", "launch/cpu_zero3.yaml"),
         (FSDP | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, 0, "quickstart", "FULL_STATE_DICT"),
         (FSDP, 0, "quickstart", "rollout=transformers"),
-        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, 4, "quickstart", "torch sees 4"),
+        (EIGHT | {"LOCAL_WORLD_SIZE": "8"}, 4, "quickstart", "torch sees 4"),
         ({}, 8, "quickstart", "tal launch RECIPE --num_processes 8"),
     ],
 )
