@@ -309,8 +309,8 @@ def main(folder: Path, url: str) -> None:
             "another launch": of_another_case,
         }
         if overrides == ROW_BY_ROW:  # with an adapter there are the same files
-            further = make(folder, *overrides, "grpo.max_steps=4")
-            found[case]["checkpoint"] = tried(folder / "checkpoints" / "step-3", further)
+            checkpoint = folder / "checkpoints" / "step-3"
+            found[case]["checkpoint"] = tried(checkpoint, make(folder, *overrides, "grpo.max_steps=4"))
         if case in AHEAD:
             found[case]["ahead"] = sampled_ahead(folder / f"{case}_ahead", url, *AHEAD[case])
         if case in STOPPED:
