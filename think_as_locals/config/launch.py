@@ -21,6 +21,7 @@ class Launch:
     kind: str  # as accelerate calls it: NO, MULTI_GPU, DEEPSPEED, FSDP
     zero_stage: int  # DeepSpeed's; 3 for FSDP2, which shards the same; 0 for none
     processes: int  # on all machines
+    machines: int = 1
     name: str = ""  # of its file
     variables: Mapping[str, str] = field(default_factory=dict)  # of the environment: what it tells each process
 
@@ -53,8 +54,8 @@ def read_launch(name: str | Path | None) -> Launch:
     deepspeed = values.get("deepspeed_config") or {}
     own = zero_settings(file) if (file := deepspeed.get("deepspeed_config_file")) else {}
     stages = {"DEEPSPEED": own.get("stage", deepspeed.get("zero_stage", 0)), "FSDP": 3}
-    processes = int(values.get("num_processes", 1))
-    return Launch(kind, int(stages.get(kind, 0)), processes, path.stem, _variables(kind, values))
+    processes, machines = int(values.get("num_processes", 1)), int(values.get("num_machines", 1))
+    return Launch(kind, int(stages.get(kind, 0)), processes, machines, path.stem, _variables(kind, values))
 
 
 def zero_settings(file: str) -> dict[str, Any]:

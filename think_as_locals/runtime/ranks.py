@@ -49,7 +49,7 @@ def current_launch() -> Launch:
         kind, stage = "DEEPSPEED", int(own.get("stage", environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)))
     else:
         kind, stage = ("FSDP", 3) if shards() else ("MULTI_GPU" if processes > 1 else "NO", 0)
-    return Launch(kind, stage, processes)
+    return Launch(kind, stage, processes, max(1, processes // int(environment.get("LOCAL_WORLD_SIZE", processes))))
 
 
 def launch_faults(config: TrainingConfig) -> list[str]:
