@@ -447,6 +447,9 @@ def test_dry_run_counts_launch_processes_and_lists_missing_resources(tal: Tal) -
     assert "model.path: ./nowhere: neither a directory nor a Hub id" in done.out
     done = tal("run", *words, "run.launch=null", "--dry-run")
     assert (done.status, "(2) must be divisible by num_generations (16)" in done.err) == (2, True), done.err
+    done = tal("run", "scpo_quickstart", "scpo.batch_size=12", "run.launch=gpu8_zero3", "--dry-run")
+    refused = "scpo.*: got 12 pairs per optimizer step for 8 processes, expected a multiple of 8"
+    assert (done.status, refused in done.err) == (2, True), done.err
 
 
 def test_control_characters_in_keys_are_escaped_in_errors(

@@ -105,36 +105,53 @@ def test_init_inspects_rows_of_a_file(tmp_path: Path, tal: Tal, suffix: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("row", "columns"),
+    ("row", "columns", "given"),
     [
         ({"question": "?", "response_A": "a", "response_B": "b", "label": "A>B", "question_id": 7},
          {"prompt": ["question"], "responses": ["response_A", "response_B"], "best": ["label"],
-          "group": ["question_id"]}),
+          "group": ["question_id"]}, ""),
         ({"prompt": "?", "response 1": "a", "response 2": "b", "winner": "response 1"},
-         {"prompt": ["prompt"], "responses": ["response 1", "response 2"], "best": ["winner"]}),
+         {"prompt": ["prompt"], "responses": ["response 1", "response 2"], "best": ["winner"]}, ""),
         ({"instruction": "?", "input": "", "betterAnswer": "a", "worseAnswer": "b", "country": "TH"},
          {"prompt": ["instruction", "input"], "chosen": ["betterAnswer"], "rejected": ["worseAnswer"],
-          "culture": ["country"]}),
+          "culture": ["country"]}, ""),
         ({"conversation_a": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}],
           "conversation_b": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "b"}],
           "winner": "model_a", "model_a": "x", "model_b": "y", "question_id": 7},
-         {"responses": ["conversation_a", "conversation_b"], "best": ["winner"]}),
+         {"responses": ["conversation_a", "conversation_b"], "best": ["winner"]}, ""),
         ({"instruction": "?", " chosen ": "a", "rejected": "b"},
-         {"prompt": ["instruction"], "chosen": [" chosen "], "rejected": ["rejected"]}),
+         {"prompt": ["instruction"], "chosen": [" chosen "], "rejected": ["rejected"]}, ""),
+        ({"question": "?", "answer_a": "a", "answer_b": "b", "label": "a", "land": "TH"},
+         {"prompt": ["question"], "responses": ["answer_a", "answer_b"], "best": ["label"], "culture": ["land"]},
+         "{culture: land}"),
+        ({"question": "?", "gut": "a", "schlecht": "b", "label": "x", "land": "TH", "topic": "food"},
+         {"prompt": ["question"], "chosen": ["gut"], "rejected": ["schlecht"], "culture": ["land"],
+          "domain": ["topic"]}, "{chosen: gut, rejected: [schlecht], culture: land, domain: topic}"),
+        ({"question": "?", "chosen": 3, "rejected": 4, "one": "a", "two": "b", "winner": "one", "land": "TH"},
+         {"prompt": ["question"], "responses": ["one", "two"], "best": ["winner"], "culture": ["land"]},
+         "{responses: [one, two], culture: land}"),
     ],
-    ids=["JudgeBench", "numbers and spaces", "Alpaca", "MT-Bench", "instructions"],
+    ids=["JudgeBench", "numbers and spaces", "Alpaca", "MT-Bench", "instructions", "all but one", "the needed ones",
+         "responses beside pairs"],
 )  # fmt: skip
-def test_init_guesses_columns_by_their_names(tal: Tal, row: dict[str, Any], columns: dict[str, list[str]]) -> None:
+def test_columns_that_are_not_given_are_guessed_by_their_names(
+    tal: Tal, row: dict[str, Any], columns: dict[str, list[str]], given: str
+) -> None:
     write(Path("mine.jsonl"), [row])
-    done = tal("init", "mine", "--from", "mine.jsonl")
+    words = [f"data.columns={given}"] * bool(given)
+    done = tal("init", "mine", "--from", "mine.jsonl", *words)
     assert "1 rows = 1 imported (1 items)" in done.out, done.err
     data = load_recipe("mine/judge.yaml").data
     assert data.columns == columns
-    assert [(item.prompt, item.responses) for item in read(data)] == [("?", ("a", "b"))]
-    assert "1 rows = 1 imported (1 items)" in tal("data", "validate", str(write(Path("mine.csv"), [row]))).out
-    read_as = tal("data", "validate", "mine.jsonl").out.splitlines()[0]
+    culture = "TH" if "culture" in columns else None
+    assert [(item.prompt, item.responses, item.culture) for item in read(data)] == [("?", ("a", "b"), culture)]
+    read_as = tal("data", "validate", "mine.jsonl", *words).out.splitlines()[0]
     assert shlex.split(read_as)[2] == "data=rows"
+    assert done.out.splitlines()[0].endswith(f": {read_as}")
     assert tal("data", "validate", "mine.jsonl", *shlex.split(read_as)[2:]).out.splitlines()[0] == read_as
+    if given:
+        return
+    assert "1 rows = 1 imported (1 items)" in tal("data", "validate", str(write(Path("mine.csv"), [row]))).out
     with pytest.raises(DataError, match=re.escape(f"The rows look like {read_as.removeprefix('read as ')}, got")):
         read(load_data_config(["data=rows", "data.path=mine.jsonl"]).data)
 
@@ -143,34 +160,6 @@ def test_group_of_an_arena_is_the_one_that_is_given() -> None:
     names = ["question_id", "model_a", "model_b", "winner", "judge", "conversation_a", "conversation_b"]
     assert "group" not in (guess_columns(names) or "group")
     assert 'group: ["judge"]' in (guess_columns(names, {"group": ["judge"]}) or "")
-
-
-@pytest.mark.parametrize(
-    ("row", "given", "columns"),
-    [
-        ({"question": "?", "answer_a": "a", "answer_b": "b", "label": "a", "land": "TH"},
-         "{culture: land}", {"prompt": ["question"], "responses": ["answer_a", "answer_b"], "best": ["label"]}),
-        ({"question": "?", "gut": "a", "schlecht": "b", "label": "x", "land": "TH", "topic": "food"},
-         "{chosen: gut, rejected: [schlecht], culture: land, domain: topic}",
-         {"prompt": ["question"], "chosen": ["gut"], "rejected": ["schlecht"], "domain": ["topic"]}),
-        ({"question": "?", "chosen": 3, "rejected": 4, "one": "a", "two": "b", "winner": "one", "land": "TH"},
-         "{responses: [one, two], culture: land}",
-         {"prompt": ["question"], "responses": ["one", "two"], "best": ["winner"]}),
-    ],
-    ids=["all but one", "the needed ones", "responses beside pairs"],
-)  # fmt: skip
-def test_columns_that_are_not_given_are_guessed(
-    tal: Tal, row: dict[str, Any], given: str, columns: dict[str, list[str]]
-) -> None:
-    write(Path("mine.jsonl"), [row])
-    done = tal("init", "mine", "--from", "mine.jsonl", f"data.columns={given}")
-    assert "1 rows = 1 imported (1 items)" in done.out, done.err
-    data = load_recipe("mine/judge.yaml").data
-    assert data.columns == {**columns, "culture": ["land"]}
-    assert [(item.prompt, item.responses, item.culture) for item in read(data)] == [("?", ("a", "b"), "TH")]
-    read_as = done.out.splitlines()[0].partition("read as ")[2]
-    checked = tal("data", "validate", "mine.jsonl", f"data.columns={given}").out
-    assert checked.splitlines()[0] == f"read as {read_as}"
 
 
 def test_usual_columns_and_letters_come_before_their_places_in_a_file(tal: Tal) -> None:
@@ -231,9 +220,10 @@ def test_init_writes_the_names_of_columns_and_labels_into_the_recipe(tal: Tal) -
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        ({"a": "b"}, "no known data set has the columns a."),
         *(
-            (dict.fromkeys(names.split(), "x"), f"no known data set has the columns {', '.join(names.split())}.")
-            for names in ("asked better worse", "question response_a response_b", "question better label")
+            (dict.fromkeys(names.split(), "x"), "Say which are what: 'data.columns={prompt: NAME, ")
+            for names in ("Question answer_1 answer_2", "asked better worse", "question better label")
         ),
         ({"prompt": " ", "chosen": "a", "rejected": "b"}, "no row can be imported"),
     ],

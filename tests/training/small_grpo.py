@@ -60,19 +60,9 @@ def chance(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
 
 def figures(trainer: CheckpointedTrainer) -> list[dict[str, object]]:
     """What was logged, but for durations."""
-    timed = {
-        "update/mfu",
-        "update/tokens_per_s",
-        "step_time",
-        "train_runtime",
-        "train_samples_per_second",
-        "train_steps_per_second",
-        "train_loss",
-    }
-    logs = json.loads(json.dumps(trainer.state.log_history))
-    return [
-        {name: value for name, value in log.items() if name not in timed} for log in logs if "train_loss" not in log
-    ]
+    timed = {"update/mfu", "update/tokens_per_s", "step_time"}
+    logs = [log for log in json.loads(json.dumps(trainer.state.log_history)) if "train_loss" not in log]
+    return [{name: value for name, value in log.items() if name not in timed} for log in logs]
 
 
 def ends_with(work: Callable[[], Any]) -> str:

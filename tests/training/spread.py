@@ -192,22 +192,6 @@ def tried(checkpoint: Path, trainer: JudgeTrainer) -> dict[str, Any]:
     return {"pickles": [file.name for file in pickles(checkpoint)], "ran": dict(loaded)}
 
 
-def check_poisoned_checkpoint(folder: Path, overrides: list[str]) -> dict[str, Any]:
-    """What `tried` gives, and the message where all pickles of the checkpoint hold code."""
-    checkpoint, further = folder / "checkpoints" / "step-3", [*overrides, "grpo.max_steps=4"]
-    found, poisoned = tried(checkpoint, make(folder, *further)), folder / "poisoned" / checkpoint.name
-    if PartialState().is_main_process:
-        shutil.copytree(checkpoint, poisoned)
-        for file in pickles(poisoned):
-            torch.save({"module": Code(folder / "marker")}, file)
-    trainer = make(folder, *further)
-    found["message"] = ends_with(lambda: trainer.train_from(poisoned))
-    PartialState().wait_for_everyone()
-    if PartialState().is_main_process:
-        shutil.rmtree(poisoned)
-    return {**found, "marker": (folder / "marker").exists()}
-
-
 def sampled_ahead(folder: Path, url: str, *overrides: str) -> dict[str, Any]:
     """Steps that a server samples ahead, in one go and from a checkpoint on; evaluations by it, and a fault."""
     found: dict[str, Any] = {}
@@ -325,7 +309,8 @@ def main(folder: Path, url: str) -> None:
             "another launch": of_another_case,
         }
         if overrides == ROW_BY_ROW:  # with an adapter there are the same files
-            found[case]["checkpoint"] = check_poisoned_checkpoint(folder, overrides)
+            checkpoint = folder / "checkpoints" / "step-3"
+            found[case]["checkpoint"] = tried(checkpoint, make(folder, *overrides, "grpo.max_steps=4"))
         if case in AHEAD:
             found[case]["ahead"] = sampled_ahead(folder / f"{case}_ahead", url, *AHEAD[case])
         if case in STOPPED:

@@ -1,4 +1,4 @@
-"""Time limits, faults that cost one rollout, and faults that end the run."""
+"""A loss or a gradient that is not finite ends the run, and its batch is kept."""
 
 from __future__ import annotations
 
@@ -12,23 +12,6 @@ import torch
 from training.small_grpo import poison_loss, tiny_trainer
 
 from think_as_locals.types import TrainingError
-
-
-@pytest.mark.slow
-def test_both_orders_train_in_one_group(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, "reward=j1", "grpo.per_device_train_batch_size=8")
-    trainer.train()
-    logs = [log for log in trainer.state.log_history if "reward" in log]
-    assert len(logs) == 2
-    names = {"rewards/consistency/mean", "consistent_accuracy", "verdict/A", "verdict/D", "reward_faults"}
-    assert names <= logs[0].keys()
-    rows = trainer.rewards.take_rows()
-    assert len(rows) == 16
-    for start in range(0, 16, 4):
-        group = rows[start : start + 4]
-        assert len({row["id"] for row in group}) == 1
-        slots = ["ABCD".index(row["best_label"]) for row in group]
-        assert slots[0] == slots[1] == 3 - slots[2] == 3 - slots[3]
 
 
 @pytest.mark.slow
@@ -52,10 +35,3 @@ def test_non_finite_loss_or_gradient_ends_run_before_optimizer_step(tmp_path: Pa
     assert {"0/prompt_ids", "0/advantages"} <= set(batch)
     about = json.loads((tmp_path / "faults" / "step-1-rank-0.json").read_text())
     assert about == {"fault": what, "step": 1, "rank": 0, "batch": "step-1-rank-0.safetensors"}
-
-
-@pytest.mark.parametrize("reward", [1e39, 1e30])  # whose square is beyond it: the spread of a group would be infinite
-def test_reward_beyond_float32_is_not_finite(tmp_path: Path, reward: float) -> None:
-    trainer = tiny_trainer(tmp_path, correctness=lambda *_: reward)
-    with pytest.raises(TrainingError, match="step 1: reward not finite on rank 0"):
-        trainer.train()

@@ -151,6 +151,23 @@ def test_order_gathered_over_processes_matches_the_sampler(processes: int) -> No
     assert gathered == list(sampler())
 
 
+@pytest.mark.slow
+def test_both_orders_train_in_one_group(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, "reward=j1", "grpo.per_device_train_batch_size=8")
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert len(logs) == 2
+    names = {"rewards/consistency/mean", "consistent_accuracy", "verdict/A", "verdict/D", "reward_faults"}
+    assert names <= logs[0].keys()
+    rows = trainer.rewards.take_rows()
+    assert len(rows) == 16
+    for first in range(0, 16, 4):
+        group = rows[first : first + 4]
+        assert len({row["id"] for row in group}) == 1
+        slots = ["ABCD".index(row["best_label"]) for row in group]
+        assert slots[0] == slots[1] == 3 - slots[2] == 3 - slots[3]
+
+
 def test_rollouts_ignore_the_generation_config_of_the_model(tmp_path: Path) -> None:
     found = []
     for own in ({}, {"suppress_tokens": list(range(50, 250)), "no_repeat_ngram_size": 1, "min_new_tokens": 6}):

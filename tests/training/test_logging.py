@@ -17,7 +17,6 @@ from conftest import PLANTED
 from rich.console import Console
 from training.small_grpo import TINY, chance, tiny_trainer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from wandb.proto import wandb_internal_pb2
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.machine import doctor
@@ -26,61 +25,19 @@ from think_as_locals.runtime.run_folder import RunFolder, rewind
 from think_as_locals.training.checkpoints import StopSignals, step_of
 from think_as_locals.training.logging import EvalCallback, LiveView, MetricsWriter, tracked
 
-_HEADER, _BLOCK, _FULL, _LAST = 7, 32768, 1, 4
-
-
-def _records(run: Path) -> list[Any]:
-    """W&B's records of an offline run: a log in LevelDB's format, blocks of chunks with checksum, length and type."""
-    (path,) = run.glob("run-*.wandb")
-    data, place, record, records = path.read_bytes(), _HEADER, b"", []
-    while place + _HEADER <= len(data):
-        if (left := _BLOCK - place % _BLOCK) < _HEADER:  # filled with zeros
-            place += left
-            continue
-        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        place += _HEADER + length
-        record += data[place - length : place]
-        if kind in (_FULL, _LAST):
-            records.append(wandb_internal_pb2.Record.FromString(record))
-            record = b""
-    return records
-
-
-def _history(run: Path) -> list[dict[str, Any]]:
-    """What was logged to W&B, call by call."""
-    calls = []
-    for record in _records(run):
-        call: dict[str, Any] = {}
-        for item in record.history.item:
-            name, *field = item.nested_key or [item.key]
-            value = json.loads(item.value_json)
-            call[name] = call.get(name, {}) | {field[0]: value} if field else value
-        calls.append(call)
-    return calls
-
-
-@pytest.fixture(scope="module")
-def wandb_run(small_run: Path) -> Path:
-    """The folder of W&B's offline run of GRPO; the cold start has one of its own."""
-    of_sft, of_grpo = sorted(
-        small_run.parent.glob("wandb/offline-run-*"), key=lambda path: not path.name.endswith("-sft")
-    )
-    assert {"train/loss", "train/learning_rate"} <= {name for call in _history(of_sft) for name in call}
-    return of_grpo
-
 
 @pytest.mark.slow
-def test_wandb_gets_name_project_configuration_and_metrics(small_run: Path, wandb_run: Path) -> None:
-    records = _records(wandb_run)
-    run = next(record.run for record in records if record.HasField("run"))
-    assert (run.project, run.display_name) == ("think-as-locals", "small")
-    environment = json.loads((small_run / "environment.json").read_text())
-    assert run.run_id == environment["id"]  # under which a resumed run goes on
-    updates = {entry.key: entry.value_json for r in records for entry in (*r.run.config.update, *r.config.update)}
-    assert json.loads(updates["think_as_locals"])["data"]["split"] == "pairing"
-    logged = {name for call in _history(wandb_run) for name in call}
+def test_wandb_gets_name_project_configuration_and_metrics(small_run: Path) -> None:
+    identity = RunFolder(small_run).read_id()  # under which a resumed run goes on
+    of_sft, of_grpo = (
+        next(small_run.parent.glob(f"wandb/offline-run-*/run-{identity}{part}.wandb")).read_bytes()
+        for part in ("-sft", "")
+    )
     expected = {"reward", "rewards/correctness/mean", "rewards/structure/mean", "parse_failure", "eval/test/accuracy"}
-    assert {f"train/{name}" for name in expected} <= logged
+    named = ("\x0fthink-as-locals", "\x05small")  # texts of their own stand behind their length
+    told = (*named, '"split":"pairing"', *(f"train/{name}" for name in expected))
+    assert [text for text in told if text.encode() not in of_grpo] == []
+    assert [name for name in ("loss", "learning_rate") if f"train/{name}".encode() not in of_sft] == []
 
 
 @pytest.mark.slow
@@ -127,7 +84,16 @@ def test_resumed_run_continues_the_wandb_run(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("WANDB_DIR", raising=False)
     write_json(tmp_path / "environment.json", {"id": "the-run"})
     settings = ["grpo.report_to=[wandb]", "grpo.max_steps=3", "grpo.save_steps=1"]
+    steps: list[list[int]] = []
+    log = wandb.Run.log
+
+    def noted(run: wandb.Run, data: dict[str, Any], *rest: Any, **more: Any) -> None:
+        steps[-1] += [data["train/global_step"]] if "train/reward" in data else []
+        log(run, data, *rest, **more)
+
+    monkeypatch.setattr(wandb.Run, "log", noted)
     for stop_after in (1, 3):
+        steps.append([])
         trainer = tiny_trainer(tmp_path, *settings)
         config = load_recipe("recipes/quickstart.yaml", [*TINY, *settings])
         trainer.add_callback(SignalAt(stop_after))
@@ -135,10 +101,7 @@ def test_resumed_run_continues_the_wandb_run(tmp_path: Path, monkeypatch: pytest
             trainer.add_callback(signals)
             trainer.train_from(trainer.checkpoints.latest())
         wandb.teardown()  # waits for the process that writes the file, as the end of a run's own process does
-    # The second folder's name ends in -1 if both began in the same second.
-    runs = sorted(file.parent for file in tmp_path.glob("wandb/offline-run-*/run-the-run.wandb"))
-    assert len(runs) == 2
-    steps = [[call["train/global_step"] for call in _history(run) if "train/reward" in call] for run in runs]
+    assert len(list(tmp_path.glob("wandb/offline-run-*/run-the-run.wandb"))) == 2
     assert steps == [[1], [2, 3]]
 
 

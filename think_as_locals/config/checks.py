@@ -15,9 +15,7 @@ from think_as_locals.config.model_schema import DemonstrationConfig, EditConfig,
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import GrpoSection, ItemsConfig, SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig, ScpoSection
-from think_as_locals.types import ConfigError, cut, first_of, shown
-
-_MAX_FAULTS = 40  # faults in a message
+from think_as_locals.types import ConfigError, shown
 
 Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | EditConfig
 """What a recipe becomes, as `_KINDS` says."""
@@ -93,8 +91,7 @@ def validate_as(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
     except ValidationError as error:
         faults += [line for fault in error.errors() for line in _describe(dict(fault), values).split("\n")]
     if faults:
-        listed = first_of(dict.fromkeys(faults), _MAX_FAULTS, between="\n  - ")
-        raise ConfigError(f"the configuration is not valid:\n  - {listed}")
+        raise ConfigError("\n  - ".join(["the configuration is not valid:", *dict.fromkeys(faults)]))
     return config
 
 
@@ -110,8 +107,8 @@ def _describe(fault: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         if tag and not is_tagged:  # the kind of a section, no key
             is_tagged, of_kind = True, f" with {'.'.join([*keys, tag])}={part}"
             continue
-        keys.append(cut(str(part), 100))
-        node, siblings, is_tagged = inner.get(part), {cut(str(key), 100) for key in inner}, False
+        keys.append(str(part))
+        node, siblings, is_tagged = inner.get(part), set(map(str, inner)), False
     place, parent = ".".join(keys), ".".join(keys[:-1])
     got, kind, message = fault["input"], fault["type"], fault["msg"]
     if kind == "value_error":  # of our own: of a section those of its keys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -43,7 +42,7 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
             composed = compose(_RECIPE, words)
         unset = sorted(OmegaConf.missing_keys(composed))
         values: Any = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
         message, remedy = reason(error), ""
         if "Could not override 'recipe'" in message:
             message = (
@@ -76,7 +75,7 @@ def find_recipe(name: str | Path) -> Path:
     path = Path(name)
     named = [ASSETS / "recipes" / f"{path}.yaml"] if len(path.parts) == 1 else []
     for candidate in (path, ASSETS / path, *named):
-        if os.path.isfile(candidate):  # noqa: PTH113 - Path.is_file raises for a name that is too long
+        if candidate.is_file():
             return candidate.resolve()
     known = [recipe.stem for recipe in recipes()]
     near = nearest(path.stem, known) or nearest(path.name, [each.name for each in path.parent.glob("*.yaml")])
@@ -91,7 +90,7 @@ def read_override(text: str) -> Override:
 
     try:
         return OverridesParser.create().parse_overrides([text])[0]
-    except (HydraException, ValueError, RecursionError) as error:
+    except (HydraException, ValueError) as error:
         key, message = text.partition("=")[0], reason(error).partition(" See https")[0]
         raise ConfigError(
             f"override {key}: cannot be read ({message}); a value with commas, '=', brackets or letters beyond ASCII "

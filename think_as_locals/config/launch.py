@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ def find_launch(name: str | Path | None) -> Path:
     name = _DEFAULT if name is None else name
     known = sorted(path.stem for path in (ASSETS / "launch").glob("*.yaml"))
     path = ASSETS / "launch" / f"{name}.yaml" if str(name) in known else Path(name).expanduser()
-    if not os.path.isfile(path):  # noqa: PTH113
+    if not path.is_file():
         raise ConfigError(
             f"no launch file {shown(name)}{nearest(name, known)}; available: {', '.join(known)}, or a file"
         )
@@ -46,14 +46,22 @@ def read_launch(name: str | Path | None) -> Launch:
     path = find_launch(name)
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as an accelerate configuration: {reason(error)}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
     kind = str(values.get("distributed_type", "NO"))
-    stages = {"DEEPSPEED": (values.get("deepspeed_config") or {}).get("zero_stage", 0), "FSDP": 3}
+    deepspeed = values.get("deepspeed_config") or {}
+    own = zero_settings(file) if (file := deepspeed.get("deepspeed_config_file")) else {}
+    stages = {"DEEPSPEED": own.get("stage", deepspeed.get("zero_stage", 0)), "FSDP": 3}
     processes, machines = int(values.get("num_processes", 1)), int(values.get("num_machines", 1))
     return Launch(kind, int(stages.get(kind, 0)), processes, machines, path.stem, _variables(kind, values))
+
+
+def zero_settings(file: str) -> dict[str, Any]:
+    """Return the section about ZeRO of a configuration file of DeepSpeed's own."""
+    settings: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
+    return settings
 
 
 # Keys of `deepspeed_config` and the variables by which accelerate passes them on.

@@ -8,6 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -237,11 +238,9 @@ class Chat:
         if messages[0]["role"] != "system":
             return messages
         system, user, *rest = messages
-        try:
+        with suppress(TemplateError):  # if it is not about the system turn, the template raises again
             if system["content"].strip() in self._written(messages):
                 return messages
-        except TemplateError:
-            pass  # if it is not about the system turn, the template raises again
         return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
 
     def text(self, messages: Messages, *, add_generation_prompt: bool) -> str:

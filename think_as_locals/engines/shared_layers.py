@@ -198,7 +198,6 @@ class PackedStates:
     def __init__(self, layer: Any) -> None:
         self.packed: Packed | None = None
         self._forward = layer.forward
-        self._layer = layer
         self._takes_state = not hasattr(layer, "x_proj")
         names = signature(layer.forward).parameters
         self._cache = "cache_params" if "cache_params" in names else "past_key_values"

@@ -5,14 +5,11 @@ Settings of `accelerate launch` that some library would silently ignore end the 
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from think_as_locals.config.launch import Launch, read_launch
+from think_as_locals.config.launch import Launch, read_launch, zero_settings
 from think_as_locals.config.model_schema import TrainingConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import num_gpus
@@ -47,21 +44,24 @@ def current_launch() -> Launch:
     """Return the launch that this process belongs to, according to its environment."""
     environment = os.environ
     processes = int(environment.get("WORLD_SIZE", "1"))
-    stage = int(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")) if uses_deepspeed() else 3 if shards() else 0
-    kind = "DEEPSPEED" if uses_deepspeed() else "FSDP" if shards() else "MULTI_GPU" if processes > 1 else "NO"
+    if uses_deepspeed():
+        own = zero_settings(file) if (file := environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")) else {}
+        kind, stage = "DEEPSPEED", int(own.get("stage", environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)))
+    else:
+        kind, stage = ("FSDP", 3) if shards() else ("MULTI_GPU" if processes > 1 else "NO", 0)
     return Launch(kind, stage, processes, max(1, processes // int(environment.get("LOCAL_WORLD_SIZE", processes))))
 
 
 def launch_faults(config: TrainingConfig) -> list[str]:
     """Return the settings of this launch that would silently have no effect, a sentence each."""
-    environment, dtype, faults = os.environ, config.model.dtype, []
+    environment, dtype, gpus, faults = os.environ, config.model.dtype, num_gpus(), list[str]()
     if "WORLD_SIZE" not in environment:
         if "ACCELERATE_DYNAMO_BACKEND" in environment and "MASTER_PORT" in environment:
             faults.append(
                 "several processes: accelerate was asked for them and started one; add --multi_gpu (without a GPU as "
                 "well), or give a --config_file from launch/ (for one process: unset MASTER_PORT)"
             )
-        if (gpus := num_gpus()) > 1:
+        if gpus > 1:
             faults.append(
                 f"a process for each GPU: this one sees {gpus}, and would split the model over them layer by layer; "
                 f"start `tal launch RECIPE --num_processes {gpus} ...`, or set CUDA_VISIBLE_DEVICES=0 to use one"
@@ -77,24 +77,19 @@ def launch_faults(config: TrainingConfig) -> list[str]:
         faults.append("a saved model: FSDP saves one only with fsdp_state_dict_type: FULL_STATE_DICT")
     if fsdp and not isinstance(config, ScpoConfig) and config.rollout.backend == "transformers":
         faults.append("a sampler: FSDP's ranks cannot sample with rollout=transformers, they wait for one another")
-    return [*faults, *_device_faults(dtype, deepspeed, fsdp), *(_zero3_faults() if deepspeed else [])]
-
-
-def _device_faults(dtype: str, deepspeed: bool, fsdp: bool) -> Iterator[str]:
-    if gpus := num_gpus():
-        if (here := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > gpus:
-            yield f"{here} GPUs: {here} processes were started here, torch sees {gpus}; set --num_processes"
-    elif fsdp:
-        yield "a GPU: FSDP shards nothing without; launch with --config_file launch/cpu_zero3.yaml"
-    elif deepspeed and dtype != "float32":
-        yield f"a GPU: DeepSpeed without one needs model.dtype=float32, got {dtype}"
+    if gpus and (here := int(environment.get("LOCAL_WORLD_SIZE", "1"))) > gpus:
+        faults.append(f"{here} GPUs: {here} processes were started here, torch sees {gpus}; set --num_processes")
+    elif fsdp and not gpus:
+        faults.append("a GPU: FSDP shards nothing without; launch with --config_file launch/cpu_zero3.yaml")
+    elif deepspeed and not gpus and dtype != "float32":
+        faults.append(f"a GPU: DeepSpeed without one needs model.dtype=float32, got {dtype}")
+    return [*faults, *(_zero3_faults() if deepspeed else [])]
 
 
 def _zero3_faults() -> list[str]:
     """Return a fault if ZeRO-3 would not save the model."""
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        zero = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
-        key = "stage3_gather_16bit_weights_on_model_save"
+        zero, key = zero_settings(file), "stage3_gather_16bit_weights_on_model_save"
         saves, setting = zero.get("stage") != 3 or zero.get(key), f"{key} in {file}"
     else:
         zero3 = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"

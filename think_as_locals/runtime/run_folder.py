@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -175,10 +174,6 @@ def open_run(config: Config) -> RunFolder:
         write_json(unfinished.environment, environment())
         write_text(unfinished.config, config.to_yaml())
         unfinished.path.rename(run.path)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise
-        return run_folder(config)  # another process has just made it: continued there, or refused
     finally:
         shutil.rmtree(unfinished.path, ignore_errors=True)
     return run

@@ -28,9 +28,9 @@ class Terminal(Console):
             yield part if part.control else part._replace(text=visible(part.text))
 
 
-def progress_console(*, is_main: bool = True, style: str | None = None) -> Terminal:
+def progress_console(*, is_main: bool = True) -> Terminal:
     """Return the console for progress and logs of a run: stderr, of the main process only."""
-    return Terminal(stderr=True, quiet=not is_main or os.environ.get(LEVEL) == "quiet", style=style)
+    return Terminal(stderr=True, quiet=not is_main or os.environ.get(LEVEL) == "quiet")
 
 
 def progress_bar(console: Console) -> Progress:

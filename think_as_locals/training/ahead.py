@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
@@ -27,7 +27,6 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from trl import GRPOTrainer
-from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.training.served_engine import Sampled, ServedGeneration
@@ -52,20 +51,11 @@ class _Batch:
 class SampledAhead:
     """The generation batches that are being sampled or are still to be used; every rank has one such object."""
 
-    def __init__(
-        self,
-        trainer: GRPOTrainer,
-        engine: ServedGeneration,
-        ahead: int,
-        sync_weights: Callable[[], None],
-        make_order: Callable[[], RepeatSampler],
-        log: Callable[[str, float], None],
-    ) -> None:
-        """Sample for a trainer, which sends weights by `sync_weights` and takes rows in the order of `make_order`."""
+    def __init__(self, trainer: GRPOTrainer, ahead: int) -> None:
+        """Sample for a `JudgeTrainer` with a server, which sends its weights and says the order of its rows."""
         self._trainer = trainer
-        self._engine = engine
+        self._engine: ServedGeneration = trainer.vllm_generation
         self._ahead = ahead
-        self._sync_weights, self._make_order, self._log = sync_weights, make_order, log
         self._batches: deque[_Batch] = deque()
         self._rows: Iterator[list[int]] | None = None  # of the generation batches after those
         if not trainer.vllm_importance_sampling_correction and trainer.accelerator.is_main_process:
@@ -95,15 +85,15 @@ class SampledAhead:
         if found is None:  # the first batch of a process, or the server was restarted: it has no weights for the rest
             self._batches.clear()
             self._rows = None
-            self._sync_weights()
+            self._trainer.sync_weights()
             _, ids, log_probs, _ = self._engine.generate(prompts, None, self._trainer.num_generations)
             found = [SampledTokens(i, [p[0] for p in row], []) for i, row in zip(ids, log_probs, strict=True)]
             staleness = 0
             self._start(number)
         elif not self._batches:
-            self._sync_weights()
+            self._trainer.sync_weights()
             self._start(number)
-        self._log("rollout/staleness", staleness)
+        self._trainer.log_rollouts("rollout/staleness", staleness)
         return [one.token_ids for one in found], [one.log_probs for one in found]
 
     def state(self) -> list[dict[str, Any]]:
@@ -161,7 +151,7 @@ class SampledAhead:
 
     def _generation_batches(self) -> Iterator[list[int]]:
         """Yield the rows of each generation batch, epoch after epoch."""
-        order, size = self._make_order(), self._trainer.args.generation_batch_size
+        order, size = self._trainer.make_order(), self._trainer.args.generation_batch_size
         order.repeat_count = 1
         while True:
             rows = iter(order)
@@ -171,7 +161,7 @@ class SampledAhead:
     def _count_batches(self) -> int:
         """Return how many generation batches there are until the last optimizer step."""
         args = self._trainer.args
-        epoch = len(self._make_order()) // args.generation_batch_size  # micro-steps
+        epoch = len(self._trainer.make_order()) // args.generation_batch_size  # micro-steps
         epochs, steps = divmod(self._trainer.state.max_steps, ceil(epoch / args.gradient_accumulation_steps))
         micro_steps: int = epochs * epoch + min(epoch, steps * args.gradient_accumulation_steps)
         return ceil(micro_steps / self._window)

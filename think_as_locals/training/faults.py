@@ -160,9 +160,6 @@ class StepGuard(TrainerCallback):
         self, args: Any, state: TrainerState, control: Any, model: torch.nn.Module, **kwargs: Any
     ) -> None:
         """Raise TrainingError on all ranks if a gradient is NaN or infinite on one of them."""
-        if self._accelerator.scaler is not None:  # fp16: the scaler itself skips steps that overflow
-            self._batches.clear()
-            return
         if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
             norm = float(self._accelerator.deepspeed_engine_wrapped.get_global_grad_norm() or 0.0)
         else:

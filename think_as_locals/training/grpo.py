@@ -103,10 +103,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         on_gpu = self.accelerator.device.type == "cuda"  # what else a CPU does changes its rate
         self._product_rate = product_rate(config.model.dtype) if on_gpu else None
         self._logged_tokens, self._update_seconds = 0, 0.0
-        self._ahead: SampledAhead | None = None
-        if ahead := config.rollout.ahead:
-            methods = self.sync_weights, self.make_order, self.log_rollouts
-            self._ahead = SampledAhead(self, self.vllm_generation, ahead, *methods)
+        self._ahead = SampledAhead(self, config.rollout.ahead) if config.rollout.ahead else None
 
     def log_rollouts(self, name: str, value: float) -> None:
         """Log a metric of rollouts with the others of this step."""
@@ -326,8 +323,10 @@ class PromptDataset(LazyDataset):
         }
 
 
-def trl_arguments(config: TrainingConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
-    """Return keyword arguments for GRPOConfig, SFTConfig or RewardConfig."""
+def trl_arguments(
+    config: TrainingConfig, section: TrlSection, output_dir: Path, processes: int | None = None
+) -> dict[str, Any]:
+    """Return keyword arguments for GRPOConfig, SFTConfig or RewardConfig; for so many processes, or those that run."""
     # For nearly every weight an update of 1e-6 is less than half of the last digit of bfloat16, and would be rounded
     # away. So trained weights are float32, and autocast computes in `model.dtype`. DeepSpeed and FSDP have float32
     # copies of their own, and PEFT's adapters are float32.
@@ -335,7 +334,7 @@ def trl_arguments(config: TrainingConfig, section: TrlSection, output_dir: Path)
     sizes: dict[str, Any] = {}
     if isinstance(section, GlobalRMSection):
         names = "per_device_train_batch_size", "gradient_accumulation_steps"
-        sizes = dict(zip(names, section.micro_steps(current_launch().processes), strict=True))
+        sizes = dict(zip(names, section.micro_steps(processes or current_launch().processes), strict=True))
     if current_launch().kind == "FSDP":  # it would keep whole gradients in `model.dtype` between micro-steps
         sizes["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return {
@@ -380,7 +379,7 @@ def check_arguments(config: TrainingConfig, num_items: int, processes: int | Non
             try:
                 if processes is not None:
                     kind = type(kind.__name__, (kind,), {"world_size": processes})
-                arguments = kind(**trl_arguments(config, section, Path(config.run.dir)))  # it makes no folder
+                arguments = kind(**trl_arguments(config, section, Path(config.run.dir), processes))  # makes no folder
                 if isinstance(arguments, GRPOConfig):
                     check_num_items(arguments, num_items)
             except Exception as error:  # any exception: libraries check their own settings

@@ -16,6 +16,7 @@ from pathlib import Path
 from socket import socket
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
@@ -234,12 +235,8 @@ class ColocatedGeneration(CheckedGeneration):
                 os.environ.setdefault("MASTER_PORT", str(free.getsockname()[1]))
         self._num_adapters = 0  # sent so far
         self._made_without: str | None = None  # why the engine was made without adapters
-        original = vllm_generation.LLM
-        vllm_generation.LLM = partial(self._make, original)
-        try:
+        with patch.object(vllm_generation, "LLM", partial(self._make, vllm_generation.LLM)):
             super()._init_vllm()
-        finally:
-            vllm_generation.LLM = original
 
     def _make(self, llm: Any, **trl: Any) -> Any:
         settings = {

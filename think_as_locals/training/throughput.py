@@ -15,8 +15,8 @@ def operations_per_token(parameters: int, trained: int) -> int:
     Gradient checkpointing, which runs the forward pass again, takes 2 more for each that are not counted here.
 
     Example:
-        >>> operations_per_token(7_000_000_000, trained=7_000_000_000)
-        42000000000
+        >>> operations_per_token(7_000_000_000, trained=40_000_000)
+        28080000000
     """
     return 4 * parameters + 2 * trained
 
