@@ -129,15 +129,6 @@ def test_progress_counts_every_request_once_including_journaled_ones(tmp_path: P
         assert {of for _, of in counted} == {total}
 
 
-def test_reward_model_that_skips_a_request_raises(tmp_path: Path) -> None:
-    class Forgetful(Hashing):
-        def query(self, requests: Sequence[Request]) -> Answered:
-            return ((place + 1, answer) for place, answer in super().query(requests[1:]))
-
-    with pytest.raises(RuntimeError, match="1 requests have no answer, such as one of 'item-000'"):
-        measured(Forgetful(), tmp_path / "answers.jsonl")
-
-
 def test_truncated_line_is_removed_and_its_request_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     first = measured(Hashing(None), path)
