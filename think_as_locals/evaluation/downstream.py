@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import numpy as np
 from pandas import DataFrame
-from pydantic import Field, FiniteFloat, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from scipy import stats
 
-from think_as_locals.data.fields import RowModel, Text
+from think_as_locals.data.fields import Text
 from think_as_locals.data.load import Candidates
 from think_as_locals.data.rows import faults_of, read_rows
 from think_as_locals.data.splits import hash_fraction
@@ -115,18 +115,12 @@ def _part_scores(
 class Result:
     """A reward model's accuracy, in [0, 1], and the mean quality of what it selected, on any scale."""
 
-    name: str
-    accuracy: float
-    downstream: float
-    warning: str = ""  # what is doubtful about them
-    benchmark: str = ""  # what it was evaluated on
-    trained_on: bool = False  # some of those items
-
-
-class _ResultRow(RowModel):
     name: Text
     accuracy: Annotated[FiniteFloat, Field(ge=0, le=1)]
     downstream: FiniteFloat
+    warning: str = ""  # what is doubtful about them
+    benchmark: str = ""  # what it was evaluated on
+    trained_on: bool = False  # some of those items
 
 
 def read_results(path: Path) -> list[Result]:
@@ -137,11 +131,10 @@ def read_results(path: Path) -> list[Result]:
     if not path.is_dir():
         for row in read_rows(str(path)):
             try:
-                fields = _ResultRow.model_validate(row.value)
+                results.append(TypeAdapter(Result).validate_python(row.value))
             except ValidationError as error:
                 faults = [row.fault] if row.fault else faults_of(error)
                 raise DataError(f"{row.place}: {'; '.join(fault.detail for fault in faults)}") from error
-            results.append(Result(fields.name, fields.accuracy, fields.downstream))
         return results
     for file in sorted((folder := RunFolder(path)).results("selections")):
         found = read_json(file)
@@ -272,17 +265,12 @@ def _rank_p(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _rank_interval(x: Sequence[float], y: Sequence[float], samples: int, seed: int) -> list[float]:
+    def rho(a: Any, b: Any, axis: int) -> Any:
+        return stats.pearsonr(stats.rankdata(a, axis=axis), stats.rankdata(b, axis=axis), axis=axis).statistic
+
     with warnings.catch_warnings():
         # A resample of a single reward model has no correlation and is left out.
         warnings.simplefilter("ignore", stats.ConstantInputWarning)
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        rhos = stats.bootstrap(
-            (x, y),
-            lambda a, b: stats.spearmanr(a, b).statistic,
-            paired=True,
-            vectorized=False,
-            n_resamples=samples,
-            method="percentile",
-            rng=seed,
-        )
+        rhos = stats.bootstrap((x, y), rho, paired=True, n_resamples=samples, method="percentile", rng=seed)
     return [float(end) for end in np.nanquantile(rhos.bootstrap_distribution, [0.025, 0.975])]
