@@ -38,6 +38,8 @@ of their places would count as a change of score.
 DIRECTIONS: dict[Edit, Literal["up", "down"]] = {"CC": "up", "RC": "down", "CL": "down", "RP": "down"}
 """Whether a good RM changes much or little. On RC this holds in the language of the culture (see `remove_label`)."""
 
+_K = 1.0  # of cross-lingual consistency, exp(-k |change|), the change as a fraction; the paper does not publish its k
+
 Form = Literal["relative", "paper"]
 Estimator = Callable[..., Estimate]  # `estimate_mean` of values, groups and bounds
 
@@ -56,16 +58,14 @@ def probe(
     edits: Edits,
     scorer: Scorer,
     *,
-    k: float,
     samples: int,
     seed: int,
     reason: Callable[[Edit, Item], str] = no_edit_reason,
 ) -> dict[str, Any]:
     """Score items before and after their edits, all in one call, and return the changes of scores by probe.
 
-    Items and edits have their responses in the order in which they are presented, as by `shuffle_responses`. k is that
-    of the cross-lingual consistency exp(-k |change|), with the change as a fraction; the paper's k is not public.
-    `reason` says why there is no edit of an item.
+    Items and edits have their responses in the order in which they are presented, as by `shuffle_responses`. `reason`
+    says why there is no edit of an item.
     """
     if not items:
         raise DataError("no items to probe a reward model with")
@@ -101,10 +101,10 @@ def probe(
             "by_language": {language: _summary(part, "relative", estimate) for language, part in by_language},
         }
         if name == "CL":
-            found[name]["consistency"] = {"k": k}
+            found[name]["consistency"] = {"k": _K}
             for form in get_args(Form):  # 1 where nothing moved, falling to 0
                 values, groups = _defined(changes, form)
-                kept = estimate([math.exp(-k * abs(v) / 100) for v in values], groups, bounds=(0, 1))
+                kept = estimate([math.exp(-_K * abs(v) / 100) for v in values], groups, bounds=(0, 1))
                 found[name]["consistency"][form] = kept.as_dict("mean")
     return found
 
