@@ -134,7 +134,7 @@ class BatchScorer(ResponseScorer):
         """The part of `RewardModel.identity` that is about weights and chat template."""
         template = str(self.chat.tokenizer.chat_template)
         return {
-            "weights": identify_loaded(self.path, self.model),
+            "weights": identify_weights(self.path, self.model.config._commit_hash),
             "dtype": str(self.model.dtype),
             "template": hashlib.sha256(template.encode()).hexdigest(),
             "template_kwargs": dict(self.chat.template_kwargs),
@@ -200,11 +200,6 @@ def resolve_max_length(path: str, model: Any, tokenizer: Any, max_length: int | 
     if positions is not None and max_length > positions:
         raise ModelError(f"{path} has {positions} positions, fewer than the max_length {max_length}: give at most that")
     return max_length
-
-
-def identify_loaded(path: str, model: Any) -> dict[str, Any]:
-    """Return what identifies the weights of a loaded model; see `identify_weights`."""
-    return identify_weights(path, getattr(model.config, "_commit_hash", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
