@@ -78,8 +78,7 @@ class ImplicitRM(BatchScorer):
 
     @property
     def identity(self) -> dict[str, Any]:
-        path = self.reference_path
-        reference = None if path is None else identify_weights(path, self.reference.config._commit_hash)
+        reference = self.reference and identify_weights(str(self.reference_path), self.reference.config._commit_hash)
         settings = {"reference": reference, "beta": self.beta, "per_token": self.per_token}
         return {"kind": "implicit", **settings, **self._identity}
 
