@@ -206,7 +206,7 @@ def test_read_results_parses_rows_and_names_invalid_ones(tmp_path: Path) -> None
     assert read_results(file) == [Result("mine", 0.5, 61.25)]
     for change, message in (
         ({"accuracy": 76.5}, "accuracy: "),
-        ({"downstream": None}, "downstream: "),
+        ({"downstream": None}, "downstream: Field required"),
         ({"name": " "}, "name: "),
         ({"accuracy": "much"}, "accuracy: "),
     ):

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import numpy as np
 from pandas import DataFrame
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, ValidationError
 from scipy import stats
 
-from think_as_locals.data.fields import Text
+from think_as_locals.data.fields import RowModel, Text
 from think_as_locals.data.load import Candidates
 from think_as_locals.data.rows import faults_of, read_rows
 from think_as_locals.data.splits import hash_fraction
@@ -115,12 +115,18 @@ def _part_scores(
 class Result:
     """A reward model's accuracy, in [0, 1], and the mean quality of what it selected, on any scale."""
 
-    name: Text
-    accuracy: Annotated[FiniteFloat, Field(ge=0, le=1)]
-    downstream: FiniteFloat
+    name: str
+    accuracy: float
+    downstream: float
     warning: str = ""  # what is doubtful about them
     benchmark: str = ""  # what it was evaluated on
     trained_on: bool = False  # some of those items
+
+
+class _ResultRow(RowModel):
+    name: Text
+    accuracy: Annotated[FiniteFloat, Field(ge=0, le=1)]
+    downstream: FiniteFloat
 
 
 def read_results(path: Path) -> list[Result]:
@@ -131,7 +137,7 @@ def read_results(path: Path) -> list[Result]:
     if not path.is_dir():
         for row in read_rows(str(path)):
             try:
-                results.append(TypeAdapter(Result).validate_python(row.value))
+                results.append(Result(**_ResultRow.model_validate(row.value).model_dump()))
             except ValidationError as error:
                 faults = [row.fault] if row.fault else faults_of(error)
                 raise DataError(f"{row.place}: {'; '.join(fault.detail for fault in faults)}") from error
