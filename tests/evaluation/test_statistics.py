@@ -6,7 +6,6 @@ import math
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -137,12 +136,6 @@ def test_draws_of_many_groups_are_stored_as_bytes() -> None:
 
 
 # --- Wilson's interval by group, where a bootstrap says nothing ---
-
-
-def regression(values: np.ndarray, groups: np.ndarray) -> Any:
-    """A mean with the cluster-robust variance of statsmodels."""
-    kinds = {"groups": groups}
-    return sm.OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds=kinds, use_t=True)
 
 
 def wilson(mean: float, variance: float, groups: int) -> tuple[float, float]:
@@ -308,7 +301,8 @@ def runs(rng: np.random.Generator, groups: int, a: float, b: float, spread: floa
 def test_difference_of_equal_groups_matches_statsmodels(groups: int, size: int, method: str) -> None:
     rng, names = np.random.default_rng(1), np.arange(groups).repeat(size)
     a, b = (rng.random((2, groups * size)) < rng.beta(1, 1, (2, groups)).repeat(size, axis=1)).astype(float)
-    found, fit = difference(a, b, names.astype(str)), regression(b - a, names)
+    found, mean = difference(a, b, names.astype(str)), sm.OLS(b - a, np.ones(len(a)))
+    fit = mean.fit(cov_type="cluster", cov_kwds={"groups": names}, use_t=True)
     assert (found.n, found.a, found.b) == (len(a), pytest.approx(a.mean()), pytest.approx(b.mean()))
     assert found.method == method
     assert found.value == pytest.approx(fit.params[0])
