@@ -237,11 +237,11 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
     seeds = [random.Random(f"{seed}-candidate-{number}").randrange(2**31) for number in range(section.num_candidates)]
     engine, identity, chunk_size = load_policy(section.policy)
     with closing(engine):
-        for number, of_number in enumerate(seeds, 1):
+        for number, candidate_seed in enumerate(seeds, 1):
             drawn: dict[str, Any] = {
                 "max_completion_length": section.max_completion_length,
                 "temperature": section.temperature,
-                "seed": of_number,
+                "seed": candidate_seed,
             }
             sampler = Sampler(engine, Sampling(**drawn), chunk_size, lambda r: _asked(r.item), lambda r: r.item.prompt)
             advance_bar = advance(bar, f"candidate {number} of {section.num_candidates}")
