@@ -50,7 +50,10 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
         left.append([first[text] for text in drawn])
     while any(len(drawn) > 1 for drawn in left):
         stage += 1
-        parts = [(number, part) for number, drawn in enumerate(left) for part in _parts(drawn, group_size)]
+        parts = list[tuple[int, list[int]]]()
+        for number, of_row in enumerate(left):
+            count = -(-len(of_row) // group_size)  # as few as possible, of nearly equal sizes
+            parts += [(number, of_row[start::count]) for start in range(count)]
         left = [[] for _ in rows]
         for (number, part), scores in zip(parts, _part_scores(rows, parts, scorer, f"{stage}."), strict=True):
             left[number].append(part[scores.index(max(scores))])
@@ -76,12 +79,6 @@ def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples
         **{name: estimate_mean(values, groups, samples, seed).as_dict("mean") for name, values in columns.items()},
         "headroom": math.fsum(gain) / possible if possible else None,
     }
-
-
-def _parts(drawn: Sequence[int], size: int) -> list[list[int]]:
-    """Split into as few parts of at most `size` as possible, of nearly equal sizes."""
-    count = -(-len(drawn) // size)
-    return [list(drawn[start::count]) for start in range(count)]
 
 
 def _part_scores(
