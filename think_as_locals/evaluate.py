@@ -36,7 +36,6 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.runtime.terminal import Terminal, progress_bar, progress_console
 from think_as_locals.types import LABELS, DataError, Item, PreflightError, ThinkAsLocalsError
 
-_CONSISTENCY_K = 1.0  # of cross-lingual consistency, exp(-k |change|); the paper does not publish its value
 _COMPARED = 4  # candidates that a judge compares at a time; a model that scores each one gets as many as fit an item
 
 
@@ -222,7 +221,6 @@ class RewardModelEvaluation:
                 [shuffle_responses(item, config.seed) for item in self.data.items],
                 self.data.edits or {},
                 collector.scores,
-                k=_CONSISTENCY_K,
                 samples=config.eval.bootstrap_samples,
                 seed=config.seed,
                 reason=no_edit_reason if config.eval.probes is True else lambda *_: "the file has no such edit of it",

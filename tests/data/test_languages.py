@@ -59,6 +59,10 @@ def test_language_tag_is_bcp_47_and_culture_code_iso_3166_or_none() -> None:
     [
         ("How do Thai people in Thailand greet?", "en", "TH", 2),
         ("คนไทยทักทายอย่างไร", "th", "TH", 1),
+        ("As they do in japan.", "ja", "JP", 1),
+        ("É comum no Brasil.", "pt-BR", "BR", 1),
+        ("בישראל", "he", "IL", 1),
+        ("在Japan见到", "zh", "JP", 1),
         ("What do people in Vietnam eat?", "vi", "VN", 1),
         ("Was isst man in Deutschland?", "de", "DE", 1),
         ("What is eaten in Quebec?", "en", "CA-QC", 1),

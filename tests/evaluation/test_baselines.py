@@ -48,21 +48,7 @@ def test_length_traits_score_ties_fractionally(
 
 @pytest.mark.parametrize(
     ("culture", "language", "response", "named"),
-    [
-        ("JP", "ja", "日本では朝にご飯を食べる。", True),
-        ("JP", "ja", "As they do in japan.", True),
-        ("DE", "de", "Wie in DEUTSCHLAND üblich.", True),
-        ("MX", "es", "Lo normal en México.", True),
-        ("BR", "pt-BR", "É comum no Brasil.", True),
-        ("EG", "en", "An Egyptian custom.", True),
-        ("CU", "es", "¡Cuba!", True),
-        ("IL", "he", "בישראל", True),
-        ("JP", "zh", "在Japan见到", True),
-        ("ID-JB", "en", "As in West Java.", True),
-        ("CA-QC", "fr", "As in Quebec.", True),
-        ("OM", "en", "A woman would.", False),
-        ("CU", "en", "The egg incubates.", False),
-    ],
+    [("JP", "ja", "日本では朝にご飯を食べる。", True), ("CU", "en", "The egg incubates.", False)],
 )
 def test_label_match_finds_the_culture_name_in_a_response(
     culture: str, language: str, response: str, named: bool

@@ -18,7 +18,7 @@ from evaluation.published import published_items
 from items import RUBRIC, make_item, row_of
 
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.carb import KEYS, faulty_note, lines, metrics, read, save, summarise
+from think_as_locals.evaluation.carb import KEYS, lines, metrics, read, save, summarise, warnings
 from think_as_locals.evaluation.judgements import Judgements, tabulate
 from think_as_locals.judging import parse, reorder_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -89,7 +89,7 @@ def test_accuracy_is_micro_over_items_and_macro_over_cells() -> None:
     assert all(math.isfinite(value) for value in followed.values())
     faulty = summarise(Judgements.of(tabulate(PREDICTIONS)), **ABOUT, faulty=1)
     assert faulty["faulty_rows"] == {"n": 1}
-    assert faulty_note(faulty).startswith("1 rows with faults left out")
+    assert warnings("judge", faulty)[-1].startswith("1 rows with faults left out")
 
 
 def test_file_without_a_key_is_named(tmp_path: Path) -> None:
@@ -112,8 +112,6 @@ CELLS = {"JP/safety": (1, 0.0), "JP/value": (2, 1 / 2), "TH/safety": (1, 1.0), "
         ("domain", {"safety": (2, 1 / 2), "value": (6, 4 / 6)}),
         ("language", {"en": (7, 4 / 7), "th": (1, 1.0)}),
         ("cell", CELLS | {"English/value": (1, 0.0)}),
-        ("resource_class", {"3": (1, 1.0), "5": (7, 4 / 7)}),
-        ("family", {"Indo-European": (7, 4 / 7), "Tai-Kadai": (1, 1.0)}),
         ("script", {"Latn": (7, 4 / 7), "Thai": (1, 1.0)}),
         # Best as presented, in order: A, A (turned), B (turned), B, B, A, A, A (turned).
         ("position", {"A": (5, 3 / 5), "B": (3, 2 / 3)}),

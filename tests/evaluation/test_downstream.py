@@ -69,21 +69,18 @@ def test_selection_does_not_depend_on_order_of_candidates_and_rows(
 
 
 @pytest.mark.parametrize(
-    ("group_size", "sizes"), [(8, [[8] * 6, [2] * 3]), (2, [[2] * 24, [2] * 12, [2] * 6, [2] * 3])]
+    ("number", "group_size", "sizes"),
+    [
+        *((1, 8, []), (2, 8, [[2]]), (8, 8, [[8]]), (9, 8, [[5, 4], [2]]), (17, 8, [[6, 6, 5], [3]])),
+        (16, 2, [[2] * 8, [2] * 4, [2] * 2, [2]]),
+    ],
 )
-def test_tournament_asks_in_rounds_of_the_group_size(group_size: int, sizes: list[list[int]]) -> None:
+def test_tournament_asks_all_rows_in_rounds_of_even_parts(number: int, group_size: int, sizes: list[list[int]]) -> None:
     calls: list[list[Item]] = []
-    rows = [a_row(["x" * (i + 1) for i in range(16)], number) for number in range(3)]
-    assert tournament(rows, recorded(calls), group_size, 0) == ([15, 15, 15], 0)
-    assert [[len(item.responses) for item in call] for call in calls] == sizes
-
-
-@pytest.mark.parametrize(("number", "sizes"), [(1, []), (2, [2]), (8, [8]), (9, [5, 4]), (16, [8, 8]), (17, [6, 6, 5])])
-def test_tournament_asks_first_in_even_parts(number: int, sizes: list[int]) -> None:
-    calls: list[list[Item]] = []
-    tournament([a_row(["x" * (i + 1) for i in range(number)])], recorded(calls), 8, 0)
-    asked = [sorted((len(item.responses) for item in call), reverse=True) for call in calls]
-    assert asked == ([sizes] if sizes else []) + ([[len(sizes)]] if len(sizes) > 1 else [])
+    rows = [a_row(["x" * (i + 1) for i in range(number)], row) for row in range(2)]
+    assert tournament(rows, recorded(calls), group_size, 0) == ([number - 1] * 2, 0)
+    asked = [[len(item.responses) for item in call] for call in calls]
+    assert list(map(sorted, asked)) == [sorted(2 * round_) for round_ in sizes]
 
 
 def test_tournament_deduplicates_candidates_and_skips_single_ones() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import multiprocessing
 import random
 import resource
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,9 @@ from think_as_locals.evaluation.journal import (
     content_key,
     query_with_journal,
 )
-from think_as_locals.reward_models.reward_model import Answer, Answered, Request, ScoredItem, favourite
-from think_as_locals.types import ConfigError, DataError, Item, Judgement
+from think_as_locals.reward_models.reward_model import Answered, Request, ScoredItem
+from think_as_locals.reward_models.scalar import ResponseScorer
+from think_as_locals.types import ConfigError, DataError, Item
 
 ITEMS = [
     make_item(id=f"item-{i:03}", prompt=f"{i}?", responses=tuple(f"answer {i}.{j}" for j in range(2 + i % 3)))
@@ -36,26 +36,18 @@ ITEMS = [
 REQUESTS = sum(len(item.responses) for item in ITEMS)
 
 
-@dataclass
-class Hashing:
+@dataclass(frozen=True, kw_only=True)
+class Hashing(ResponseScorer):
     """Scores each response by a hash, slowly and out of order; notes how often it is asked and in what company."""
 
     chunk_size: int | None = 16
     pause: float = 0.0
     name: str = "hashing"
-
-    def __post_init__(self) -> None:
-        self.asked: list[Request] = []
+    asked: list[Request] = field(default_factory=list)
 
     @property
     def identity(self) -> dict[str, Any]:
         return {"name": self.name}
-
-    def sort_key(self, request: Request) -> str:
-        return request.item.id
-
-    def requests(self, item: Item) -> list[Request]:
-        return [Request(item, (i,)) for i in range(len(item.responses))]
 
     def query(self, requests: Sequence[Request]) -> Answered:
         company = "" if self.chunk_size is None else "".join(r.responses[0] for r in requests)
@@ -65,20 +57,10 @@ class Hashing:
             text = f"{company}|{requests[place].item.prompt}|{requests[place].responses[0]}"
             yield place, {"score": int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 7}
 
-    score_requests = requests
-
-    def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
-        return tuple(answer.get("score", math.nan) for answer in answers)
-
-    def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
-        scores = self.scores(item, answers)
-        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion="")
-        return [ScoredItem(item=item, presented=item, judgement=judgement, scores=scores)]
-
 
 def main(folder: Path, chunk_size: int | None, pause: float) -> None:
     """Measure, and write what came of it."""
-    rm = Hashing(chunk_size, pause)
+    rm = Hashing(chunk_size=chunk_size, pause=pause)
     with Journal(folder / "answers.jsonl", rm.identity) as journal:
         predictions = AnswerCollector(rm, journal, silent).predictions(ITEMS)
     (folder / "result.json").write_text(json.dumps([row_of(prediction) for prediction in predictions]))
@@ -95,10 +77,13 @@ def measured(rm: Hashing, path: Path, items: Sequence[Item] = ITEMS) -> list[Sco
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 16, 1000])
 def test_every_request_is_asked_once_and_predictions_keep_item_order(tmp_path: Path, chunk_size: int | None) -> None:
-    rm = Hashing(chunk_size)
+    rm = Hashing(chunk_size=chunk_size)
     predictions = measured(rm, tmp_path / "answers.jsonl")
     with Journal(tmp_path / "answers.jsonl", rm.identity) as journal:
-        assert AnswerCollector(rm, journal, silent).scores(ITEMS) == [p.scores for p in predictions]
+        scores = AnswerCollector(rm, journal, silent).scores(ITEMS)
+    assert [tuple(of[i] for i in p.order) for of, p in zip(scores, predictions, strict=True)] == [
+        p.scores for p in predictions
+    ]
     assert [p.item for p in predictions] == ITEMS
     assert len(rm.asked) == len({by_request(r) for r in rm.asked}) == REQUESTS
 
@@ -129,21 +114,12 @@ def test_progress_counts_every_request_once_including_journaled_ones(tmp_path: P
         assert {of for _, of in counted} == {total}
 
 
-def test_reward_model_that_skips_a_request_raises(tmp_path: Path) -> None:
-    class Forgetful(Hashing):
-        def query(self, requests: Sequence[Request]) -> Answered:
-            return ((place + 1, answer) for place, answer in super().query(requests[1:]))
-
-    with pytest.raises(RuntimeError, match="1 requests have no answer, such as one of 'item-000'"):
-        measured(Forgetful(), tmp_path / "answers.jsonl")
-
-
 def test_truncated_line_is_removed_and_its_request_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    first = measured(Hashing(None), path)
+    first = measured(Hashing(chunk_size=None), path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
-    again = Hashing(None)
+    again = Hashing(chunk_size=None)
     assert measured(again, path) == first
     assert len(again.asked) == 1
     assert path.read_bytes() == whole
@@ -206,7 +182,7 @@ def test_keys_depend_on_what_is_asked_alone() -> None:
 
 
 def test_requests_with_equal_keys_are_asked_once(tmp_path: Path) -> None:
-    rm, path = Hashing(None), tmp_path / "answers.jsonl"
+    rm, path = Hashing(chunk_size=None), tmp_path / "answers.jsonl"
     twins = [replace(item, id=f"twin-{item.id}") for item in ITEMS]
     requests = [Request(item, (0,)) for item in (*ITEMS, *twins)]
     answers = query_with_journal(rm, path, rm.identity, requests, silent, key=by_response)

@@ -26,9 +26,9 @@ from think_as_locals.types import DataError, Item
 NAMES = ("CC", "RC", "CL", "RP")
 
 
-def probe(items: Sequence[Item], scorer: Scorer, edits: Edits | None = None, k: float = 1.0) -> dict[str, Any]:
+def probe(items: Sequence[Item], scorer: Scorer, edits: Edits | None = None) -> dict[str, Any]:
     """With our own edits, where none are given."""
-    return probes.probe(items, edits or edited_pairs(items), scorer, k=k, samples=300, seed=0)
+    return probes.probe(items, edits or edited_pairs(items), scorer, samples=300, seed=0)
 
 
 @cache
@@ -158,17 +158,16 @@ def test_change_over_zero_score_or_spread_is_undefined_or_zero() -> None:
     assert means(found, "RP") == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("k", [0.5, 2.0])
-def test_consistency_decreases_with_k(k: float) -> None:
+def test_consistency_falls_with_the_change() -> None:
     known = {"group": "breakfast 0", "origins": ("JP", "DE")}
     german = {"language": "de", "prompt": "Was isst man in Japan?", "responses": ("Reis", "Brot")}
     items = [an_item(0, **known), an_item(1, **known, **german)]
     scores = {f"{i}{edit}": (3.0, 1.0) for i in (0, 1) for edit in ("", "#RC", "#RP", "#CL")} | {"1#CL": (4.0, 1.0)}
-    found = probe(items, by_id(scores), k=k)["CL"]
-    assert (found["n"], found["applicable"], found["consistency"]["k"]) == (2, 1.0, k)
+    found = probe(items, by_id(scores))["CL"]
+    assert (found["n"], found["applicable"], found["consistency"]["k"]) == (2, 1.0, 1.0)
     # One of them does not move, the other by one spread, which is 1, and by a third of its score.
-    assert found["consistency"]["relative"]["mean"] == pytest.approx((1 + math.exp(-k * 1.0)) / 2)
-    assert found["consistency"]["paper"]["mean"] == pytest.approx((1 + math.exp(-k / 3)) / 2)
+    assert found["consistency"]["relative"]["mean"] == pytest.approx((1 + math.exp(-1)) / 2)
+    assert found["consistency"]["paper"]["mean"] == pytest.approx((1 + math.exp(-1 / 3)) / 2)
     assert {language: part["signed"]["mean"] for language, part in found["by_language"].items()} == {"de": 0, "en": 100}
 
 

@@ -66,7 +66,7 @@ def write_evaluation(folder: Path, model: Path, *overrides: str, kind: str = "ju
             pass
     (folder / "probes").mkdir()
     lengths = lambda items: [tuple(float(len(text)) for text in item.responses) for item in items]  # noqa: E731
-    found = probe(ITEMS, edited_pairs(ITEMS), lengths, k=1.0, samples=100, seed=0)
+    found = probe(ITEMS, edited_pairs(ITEMS), lengths, samples=100, seed=0)
     write_json(folder / "probes" / "mine.json", found)
     return folder
 

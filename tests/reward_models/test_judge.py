@@ -23,7 +23,7 @@ from think_as_locals.engines import Chat, Messages, Sampling
 from think_as_locals.engines.engine import Sampled, label_log_probs, label_tokens, special_tokens
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
-from think_as_locals.judging import render, reorder_responses, score, shuffle_responses, write
+from think_as_locals.judging import render, reorder_responses, score, write
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
@@ -259,21 +259,6 @@ def test_prompt_without_room_for_a_completion_is_rejected(item: Item, tmp_path: 
     with pytest.raises(TooLongError, match=message) as caught:
         judge.judge(asked)
     assert caught.value.indices == (1, 3)
-
-
-def rate(messages: Messages) -> str:
-    """9 for palms, 2 for a bow."""
-    text = messages[-1]["content"]
-    return "Kind.\n9" if "palms" in text else "Unkind.\n2" if "bow" in text else ""
-
-
-def test_ratings_choose_the_highest_rated_response(item: Item) -> None:
-    rm = scripted(rate, "rewardbench2_ratings", protocol("pointwise"))
-    assert scores(rm, item) == pytest.approx((math.nan, 9, 2, math.nan), nan_ok=True)
-    (prediction,) = scripted(lambda m: rate(m) or "1", "rewardbench2_ratings", protocol("pointwise")).predict([item])
-    assert (prediction.correct, prediction.credit) == (True, 1.0)
-    assert sorted(prediction.scores or ()) == [1, 1, 2, 9]
-    assert prediction.presented == shuffle_responses(item, 0)
 
 
 def test_verdict_in_a_response_is_neutralised(item: Item) -> None:

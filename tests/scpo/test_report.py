@@ -23,11 +23,6 @@ from think_as_locals.types import Item
 
 HOSTILE_NAME = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)> | [a](http://x) *b* `c`"
 VARIANTS = ("full", "filter", "weight", "scpo", "inverse_weight")
-PARTS = {
-    "minority": "minority's view",
-    "overall": "all pairs of that country",
-    "others": "pairs of all other countries",
-}
 
 
 def margins(items: Sequence[Item]) -> dict[str, float]:
@@ -124,7 +119,8 @@ def test_page_states_gains_with_n_and_interval(page: Page, found: dict[str, Any]
     rows = [r for r in found["rows"] if r["variant"] == "scpo" and r["num_pairs"] is None]
     for row in rows:
         helps = {"no": "no", "yes": "yes", "significantly": "yes, significantly"}[row["helps"]]
-        gains = [f"{figure(row[part]['gain'], 'mean', '+.1f')}, n {row[part]['n']}" for part in PARTS]
+        parts = [row[name] for name in ("minority", "overall", "others")]
+        gains = [f"{figure(part['gain'], 'mean', '+.1f')}, n {part['n']}" for part in parts]
         assert page.row(f"{culture_name(row['country'])} ({row['country']}) {helps} {' '.join(gains)}")
     for row in found["means"]:
         name = VARIANT_NAMES[row["variant"]] + (f", {row['num_pairs']} pairs" if row["num_pairs"] else "")

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scpo.hand_worked import BEFORE, ITEMS, QUESTIONS, RESULTS, STEERED, answers, held_out, item, scores, variant_result
 
 from think_as_locals.evaluation.statistics import accuracy, estimate_mean
@@ -271,13 +269,6 @@ RESULT = VariantResult(
 )
 
 
-@given(st.dictionaries(st.text("0123456789abcdef", min_size=32, max_size=32), st.floats(-1e5, 1e5), min_size=1))
-def test_result_round_trips_exactly(tmp_path_factory: pytest.TempPathFactory, scores: dict[str, float]) -> None:
-    folder, result = tmp_path_factory.mktemp("result"), replace(RESULT, scores=scores)
-    write_result(folder, result)
-    assert read_result(folder) == result
-
-
 def test_variant_is_named_by_its_spec_and_read_with_its_record(tmp_path: Path) -> None:
     assert VariantSpec(country="TH", variant="scpo", seed=0).name == "TH/scpo-seed-0"
     assert VariantSpec(country="TH", variant="full", seed=2, num_pairs=100).name == "TH/full-100-seed-2"
@@ -286,5 +277,6 @@ def test_variant_is_named_by_its_spec_and_read_with_its_record(tmp_path: Path) -
         assert ".." not in VariantSpec(country=free, variant="scpo", seed=0).name
     assert read_result(tmp_path / "nowhere") is None
     write_result(tmp_path, RESULT)
+    assert read_result(tmp_path) == RESULT
     (tmp_path / "result.json").unlink()  # as where a process is killed between the two files
     assert read_result(tmp_path) is None

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from think_as_locals.data import flip_sets
 from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
@@ -123,11 +122,8 @@ def _flips(
     judged: Judgements, credit: Floats, measure: Callable[..., dict[str, Any]], drawn: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the accuracy on complete flip sets, on which a judge that ignores the culture scores exactly 1/N."""
-    found = flip_sets(judged.items)
-    if not found:
+    if not (sets := judged.flip_sets()):
         return {"n": 0, "sets": 0}
-    index_of = {item.id: number for number, item in enumerate(judged.items)}
-    sets = [np.array([index_of[item.id] for item in members]) for members in found]
     all_right = [float((credit[members] == 1).all()) for members in sets]
     by_set = accuracy(all_right, judged.group[[members[0] for members in sets]], **drawn)
     every = np.concatenate(sets)
@@ -150,12 +146,15 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
 
 def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
     """Return warnings about training items among the items, items that are too long, and missing cells."""
-    trained_on = trained_on_note(summary)
-    found = [f"{name} was {trained_on}"] if trained_on else []
-    found += [f"{name}: {too_long_note(how, ids)}" for how, ids in summary["too_long"].items() if ids]
-    found += [f"{name}: {note}" for note in [constant_note(summary)] if note]
-    found += [note for note in [faulty_note(summary)] if note]
-    return found + [warning for warning in [macro_warning(summary["macro"])] if warning]
+    trained_on, constant, faulty = trained_on_note(summary), constant_note(summary), summary["faulty_rows"]["n"]
+    found = [
+        f"{name} was {trained_on}" if trained_on else "",
+        *(f"{name}: {too_long_note(how, ids)}" for how, ids in summary["too_long"].items() if ids),
+        f"{name}: {constant}" if constant else "",
+        f"{faulty:,} rows with faults left out, which tal data validate names" if faulty else "",
+        macro_warning(summary["macro"]),
+    ]
+    return list(filter(None, found))
 
 
 def constant_note(summary: Mapping[str, Any]) -> str:
@@ -165,12 +164,6 @@ def constant_note(summary: Mapping[str, Any]) -> str:
             constant = f"{of['chosen']:.0%} of its verdicts are {label}, whatever the responses are"
             return f"{constant}: that alone would be right in {of['best']:.0%} of them"
     return ""
-
-
-def faulty_note(summary: Mapping[str, Any]) -> str:
-    """Return how many rows of the data were left out for their faults, and what names them; empty if none."""
-    count = summary["faulty_rows"]["n"]
-    return f"{count:,} rows with faults left out, which tal data validate names" if count else ""
 
 
 def trained_on_note(summary: Mapping[str, Any]) -> str:

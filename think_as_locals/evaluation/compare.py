@@ -59,8 +59,8 @@ def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
     compare_part = partial(_compare, columns=both, group=a.group, baselines=baseline_credits(a.items))
     every, flips, macro = np.arange(len(a.items)), a.flip_sets(), macro_cells(a.items)
     overall = [compare_part(_ALL, every, 1)]
-    if len(flips):
-        overall.append(compare_part(_FLIPS, flips, 1))
+    if flips:
+        overall.append(compare_part(_FLIPS, np.concatenate(flips), 1))
     if macro["of"] > 1:
         of = f" of {macro['of']}" if macro["missing"] else ""
         cells = codes(list(map(BREAKDOWNS["cell"], a.items)))

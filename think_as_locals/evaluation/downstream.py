@@ -50,7 +50,10 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
         left.append([first[text] for text in drawn])
     while any(len(drawn) > 1 for drawn in left):
         stage += 1
-        parts = [(number, part) for number, drawn in enumerate(left) for part in _parts(drawn, group_size)]
+        parts = list[tuple[int, list[int]]]()
+        for number, of_row in enumerate(left):
+            count = -(-len(of_row) // group_size)  # as few as possible, of nearly equal sizes
+            parts += [(number, of_row[start::count]) for start in range(count)]
         left = [[] for _ in rows]
         for (number, part), scores in zip(parts, _part_scores(rows, parts, scorer, f"{stage}."), strict=True):
             left[number].append(part[scores.index(max(scores))])
@@ -76,12 +79,6 @@ def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples
         **{name: estimate_mean(values, groups, samples, seed).as_dict("mean") for name, values in columns.items()},
         "headroom": math.fsum(gain) / possible if possible else None,
     }
-
-
-def _parts(drawn: Sequence[int], size: int) -> list[list[int]]:
-    """Split into as few parts of at most `size` as possible, of nearly equal sizes."""
-    count = -(-len(drawn) // size)
-    return [list(drawn[start::count]) for start in range(count)]
 
 
 def _part_scores(
@@ -137,11 +134,10 @@ def read_results(path: Path) -> list[Result]:
     if not path.is_dir():
         for row in read_rows(str(path)):
             try:
-                fields = _ResultRow.model_validate(row.value)
+                results.append(Result(**_ResultRow.model_validate(row.value).model_dump()))
             except ValidationError as error:
                 faults = [row.fault] if row.fault else faults_of(error)
                 raise DataError(f"{row.place}: {'; '.join(fault.detail for fault in faults)}") from error
-            results.append(Result(fields.name, fields.accuracy, fields.downstream))
         return results
     for file in sorted((folder := RunFolder(path)).results("selections")):
         found = read_json(file)
@@ -272,17 +268,12 @@ def _rank_p(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _rank_interval(x: Sequence[float], y: Sequence[float], samples: int, seed: int) -> list[float]:
+    def rho(a: Any, b: Any, axis: int) -> Any:
+        return stats.pearsonr(stats.rankdata(a, axis=axis), stats.rankdata(b, axis=axis), axis=axis).statistic
+
     with warnings.catch_warnings():
         # A resample of a single reward model has no correlation and is left out.
         warnings.simplefilter("ignore", stats.ConstantInputWarning)
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        rhos = stats.bootstrap(
-            (x, y),
-            lambda a, b: stats.spearmanr(a, b).statistic,
-            paired=True,
-            vectorized=False,
-            n_resamples=samples,
-            method="percentile",
-            rng=seed,
-        )
+        rhos = stats.bootstrap((x, y), rho, paired=True, n_resamples=samples, method="percentile", rng=seed)
     return [float(end) for end in np.nanquantile(rhos.bootstrap_distribution, [0.025, 0.975])]

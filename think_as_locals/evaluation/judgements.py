@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -21,13 +21,11 @@ from think_as_locals.reward_models.reward_model import ScoredItem, is_unanswered
 from think_as_locals.runtime.files import parquet_batches
 from think_as_locals.types import ITEM_FIELDS, LABELS, DataError, Item, first_of
 
-JudgementOutcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
-"""The outcome of a judgement; in a tie the best response shares the highest score with others.
+OUTCOMES = ("right", "tie", "wrong", "parse failure", "too long")
+"""The outcomes of a judgement; in a tie the best response shares the highest score with others.
 
 Of an item that a server refused it is `too long`: neither is judged.
 """
-
-OUTCOMES: tuple[JudgementOutcome, ...] = get_args(JudgementOutcome)
 
 COLUMNS = (*ITEM_FIELDS, *("verdict", "label", "order", "correct", "credit", "scores", "issues", "completion"))
 """The columns of a table of judgements; `verdict`, `order` and `scores` are by the item's own order of responses."""
@@ -120,10 +118,10 @@ class Judgements:
         means: Floats = self.rows.groupby("item")[name].mean().to_numpy(float)
         return means
 
-    def flip_sets(self) -> Codes:
-        """Return the indices of the items of complete flip sets, set by set; an item is there once for each set."""
+    def flip_sets(self) -> list[Codes]:
+        """Return the indices of the items of each complete flip set; an item may be in several."""
         index_of = {item.id: index for index, item in enumerate(self.items)}
-        return np.array([index_of[item.id] for members in flip_sets(self.items) for item in members], np.intp)
+        return [np.array([index_of[item.id] for item in members]) for members in flip_sets(self.items)]
 
 
 def too_long_note(how: str, ids: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ from think_as_locals.evaluation.tables import escape_markdown, figure, p_value
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, Item, cut
 
 MAX_CHARACTERS = 24_000_000
 """The size of the judgements on a page, such that browsers still open and search it without delay."""
@@ -158,7 +158,8 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
     `ranks` are the best and worst possible rank; `may_be_first` says that no model is significantly better.
     """
     items, group = entries[0].judged.items, entries[0].judged.group
-    flips = entries[0].judged.flip_sets()
+    sets = entries[0].judged.flip_sets()
+    flips = np.concatenate(sets) if sets else np.array([], np.intp)
     cells = codes(list(map(BREAKDOWNS["cell"], items)))
     pairs = _pairs(entries, flips, cells)
     differ = [pair for pair in pairs if pair["macro"]["p_holm"] < ALPHA]
@@ -405,8 +406,9 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
     judged = dict.fromkeys(item for entry in entries for item in entry.judged.items)
     values, room = dict[Item, list[Any]](), limit
     for item in sorted(judged, key=lambda item: (hash_fraction(item.id), item.id)):
-        texts = sorted(item.responses)  # in whatever order they were read
-        of_item = [item.id, _cut(item.prompt), item.culture, item.domain, item.language, list(map(_cut, texts))]
+        # Sorted, in whatever order they were read.
+        prompt, *texts = (cut(text, LONGEST_TEXT) for text in (item.prompt, *sorted(item.responses)))
+        of_item = [item.id, prompt, item.culture, item.domain, item.language, texts]
         room -= len(json.dumps(of_item, ensure_ascii=False))
         if room < 0:  # without its judgements already
             break
@@ -445,8 +447,4 @@ def _judgement(model: int, item: int, texts: list[str], row: Any) -> list[Any]:
     order = [texts.index(row.responses[index]) for index in row.order]
     scores = None if row.scores is None else [float(row.scores[index]) for index in row.order]
     choice = row.best_slot, None if row.slot < 0 else row.slot, OUTCOMES.index(row.outcome)
-    return [model, item, order, *choice, list(row.issues), scores, _cut(row.completion)]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} …"
+    return [model, item, order, *choice, list(row.issues), scores, cut(row.completion, LONGEST_TEXT)]

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+from pandas import DataFrame
 
 from think_as_locals.data.edits import Edit, Edits, no_edit_reason
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.judgements import grouped
 from think_as_locals.evaluation.statistics import Estimate, estimate_mean
 from think_as_locals.types import DataError, Item
 
@@ -38,17 +38,10 @@ of their places would count as a change of score.
 DIRECTIONS: dict[Edit, Literal["up", "down"]] = {"CC": "up", "RC": "down", "CL": "down", "RP": "down"}
 """Whether a good RM changes much or little. On RC this holds in the language of the culture (see `remove_label`)."""
 
-Form = Literal["relative", "paper"]
+_K = 1.0  # of cross-lingual consistency, exp(-k |change|), the change as a fraction; the paper does not publish its k
+
+_FORMS = ("relative", "paper")
 Estimator = Callable[..., Estimate]  # `estimate_mean` of values, groups and bounds
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """How much an edit changed the score of an item's best response, in %: signed, and `None` if undefined."""
-
-    before: Item
-    language: str
-    percent: Mapping[Form, float | None]
 
 
 def probe(
@@ -56,16 +49,14 @@ def probe(
     edits: Edits,
     scorer: Scorer,
     *,
-    k: float,
     samples: int,
     seed: int,
     reason: Callable[[Edit, Item], str] = no_edit_reason,
 ) -> dict[str, Any]:
     """Score items before and after their edits, all in one call, and return the changes of scores by probe.
 
-    Items and edits have their responses in the order in which they are presented, as by `shuffle_responses`. k is that
-    of the cross-lingual consistency exp(-k |change|), with the change as a fraction; the paper's k is not public.
-    `reason` says why there is no edit of an item.
+    Items and edits have their responses in the order in which they are presented, as by `shuffle_responses`. `reason`
+    says why there is no edit of an item.
     """
     if not items:
         raise DataError("no items to probe a reward model with")
@@ -79,32 +70,32 @@ def probe(
     found: dict[str, Any] = {"n_items": len(items), "spread": spread}
     ids = {item.id for item in items}
     for name, edited in pairs.items():
-        changes = []
+        rows = []
         for before, after, language in edited:
             old, new = scores[before, before.turns], scores[after, after.turns]
             relative = _percent(_margin(new, after.best) - _margin(old, before.best), spread)
             paper = _percent(new[after.best] - old[before.best], old[before.best])
-            changes.append(Change(before, language, {"relative": relative, "paper": paper}))
-        edited_ids = {c.before.id for c in changes}
-        by_culture = sorted(grouped(changes, lambda c: BREAKDOWNS["culture"](c.before)).items())
-        by_language = sorted(grouped(changes, lambda c: c.language).items())
+            rows.append((before.id, before.group, BREAKDOWNS["culture"](before), language, relative, paper))
+        changes = DataFrame(rows, columns=["id", "group", "culture", "language", *_FORMS])
+        edited_ids = set(changes["id"])
         others = [item for item in items if item.id not in edited_ids]
         found[name] = {
             "direction": DIRECTIONS[name],
             "n": len(changes),
             "applicable": 1 - len(others) / len(items),
             "not_applicable": dict(Counter(reason(name, item) for item in others).most_common()),
-            "of_other_items": sum(change.before.id not in ids for change in changes),
-            "relative": _summary(changes, "relative", estimate),
-            "paper": _summary(changes, "paper", estimate),
-            "by_culture": {culture: _summary(part, "relative", estimate) for culture, part in by_culture},
-            "by_language": {language: _summary(part, "relative", estimate) for language, part in by_language},
+            "of_other_items": sum(before not in ids for before in changes["id"]),
+            **{form: _summary(changes, form, estimate) for form in _FORMS},
+            **{
+                f"by_{key}": {part: _summary(of_part, "relative", estimate) for part, of_part in changes.groupby(key)}
+                for key in ("culture", "language")
+            },
         }
         if name == "CL":
-            found[name]["consistency"] = {"k": k}
-            for form in get_args(Form):  # 1 where nothing moved, falling to 0
+            found[name]["consistency"] = {"k": _K}
+            for form in _FORMS:  # 1 where nothing moved, falling to 0
                 values, groups = _defined(changes, form)
-                kept = estimate([math.exp(-k * abs(v) / 100) for v in values], groups, bounds=(0, 1))
+                kept = estimate([math.exp(-_K * abs(v) / 100) for v in values], groups, bounds=(0, 1))
                 found[name]["consistency"][form] = kept.as_dict("mean")
     return found
 
@@ -124,7 +115,7 @@ def applied(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{share}: {why}" if why else share
 
 
-def _summary(changes: Sequence[Change], form: Form, estimate: Estimator) -> dict[str, Any]:
+def _summary(changes: DataFrame, form: str, estimate: Estimator) -> dict[str, Any]:
     values, groups = _defined(changes, form)
     return {
         "absolute": estimate([abs(v) for v in values], groups, bounds=(0, math.inf)).as_dict("mean"),
@@ -133,16 +124,17 @@ def _summary(changes: Sequence[Change], form: Form, estimate: Estimator) -> dict
     }
 
 
-def _defined(changes: Sequence[Change], form: Form) -> tuple[list[float], list[str]]:
+def _defined(changes: DataFrame, form: str) -> tuple[list[float], list[str]]:
     """Return the values of those changes that have one, and their question groups."""
-    known = [(value, c.before.group) for c in changes if (value := c.percent[form]) is not None]
-    return [value for value, _ in known], [group for _, group in known]
+    known = changes.dropna(subset=form)
+    return known[form].tolist(), known["group"].tolist()
 
 
-def _percent(moved: float, scale: float) -> float | None:
+def _percent(moved: float, scale: float) -> float:
+    """Return a change in per cent, NaN if it is undefined."""
     if moved == 0:
         return 0.0
-    return 100 * moved / abs(scale) if scale and not math.isnan(moved) else None
+    return 100 * moved / abs(scale) if scale else math.nan
 
 
 def _margin(scores: Sequence[float], best: int) -> float:

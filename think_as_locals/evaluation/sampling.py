@@ -234,20 +234,19 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
         return
     items = [question.item for question in questions]
     requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
+    seeds = [random.Random(f"{seed}-candidate-{number}").randrange(2**31) for number in range(section.num_candidates)]
     engine, identity, chunk_size = load_policy(section.policy)
     with closing(engine):
-        for number in range(1, section.num_candidates + 1):
-            sampling = Sampling(
-                max_completion_length=section.max_completion_length,
-                temperature=section.temperature,
-                seed=random.Random(f"{seed}-candidate-{number - 1}").randrange(2**31),
-            )
-            sampler = Sampler(engine, sampling, chunk_size, lambda r: _asked(r.item), lambda r: r.item.prompt)
-            drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
-            path = folder.journal(f"candidate-{number}")
+        for number, candidate_seed in enumerate(seeds, 1):
+            drawn: dict[str, Any] = {
+                "max_completion_length": section.max_completion_length,
+                "temperature": section.temperature,
+                "seed": candidate_seed,
+            }
+            sampler = Sampler(engine, Sampling(**drawn), chunk_size, lambda r: _asked(r.item), lambda r: r.item.prompt)
             advance_bar = advance(bar, f"candidate {number} of {section.num_candidates}")
-            of_number = query_with_journal(sampler, path, {**identity, **drawn}, requests, advance_bar)
-            answers.append([{**answer, "seed": sampling.seed} for answer in of_number])
+            path = folder.journal(f"candidate-{number}")
+            answers.append(query_with_journal(sampler, path, {**identity, **drawn}, requests, advance_bar))
     of_questions = list(zip(*answers, strict=True))
     texts = [[without_thinking(a.get("text", "")).strip() or NO_ANSWER for a in found] for found in of_questions]
     if lost := [item.id for item, found in zip(items, of_questions, strict=True) if all(map(is_unanswered, found))]:
@@ -256,7 +255,7 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
             raise DataError(message)
         warnings.warn(message, DataWarning, stacklevel=2)
     scores = qualities(section, seed, questions, texts)
-    provenance = {"policy": identity, "temperature": section.temperature, "task": section.task}
+    provenance = {"policy": identity, "temperature": section.temperature, "task": section.task, "seeds": seeds}
     rows = (
         {
             **{name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group", "turns")},
@@ -264,7 +263,6 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
             "qualities": item_scores,
             "sampled": {
                 **provenance,
-                "seeds": [answer["seed"] for answer in found],
                 "finish_reasons": [answer.get("finish_reason", next(iter(answer))) for answer in found],  # or `refused`
             },
         }

@@ -17,8 +17,8 @@ from think_as_locals.engines.engine import Backend
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol
-from think_as_locals.reward_models.reward_model import TOO_LONG, Request, RewardModel, query_all
-from think_as_locals.types import LABELS, DataError, Item, is_text, join_turns
+from think_as_locals.reward_models.reward_model import TOO_LONG, RewardModel, query_all
+from think_as_locals.types import DataError, Item, is_text, join_turns
 
 Turns = Sequence[Mapping[str, Any]]
 """Messages, in which prompts and completions of frameworks come, or else as texts."""
@@ -156,7 +156,9 @@ class GroupReward:
             if reference and self._judge:
                 groups[prompt][reference] = None
         items = [(prompt, item) for prompt, texts in groups.items() for item in self._items(prompt, texts)]
-        item_requests = [self._requests(item) for _, item in items]
+        # A model that gives scores is asked about the first of both texts alone.
+        ask = self.rm.requests if self._judge else lambda item: self.rm.score_requests(item)[:1]
+        item_requests = [ask(item) for _, item in items]
         found: dict[tuple[PolicyPrompt, str], list[float]] = defaultdict(list)
         for (prompt, item), requests, answers in zip(
             items, item_requests, query_all(self.rm, item_requests), strict=True
@@ -166,8 +168,8 @@ class GroupReward:
                 won = [request.order[read.verdict] for request, read in pairs if read.verdict is not None]
                 values: Sequence[float] = [won.count(i) / len(won) if won else math.nan for i in (0, 1)]
             else:
-                values = self.rm.scores(item, [*answers, {TOO_LONG: ""}][: len(item.responses)])
-            for text, value in zip(item.responses, values, strict=True):
+                values = self.rm.scores(item, [*answers, {TOO_LONG: ""}])[:1]
+            for text, value in zip(item.responses, values, strict=False):
                 if not math.isnan(value):
                     found[prompt, "" if text == _BLANK else text].append(value)
         return [self._reward(text, groups[prompt], found[prompt, text]) for prompt, text, _ in rows]
@@ -193,18 +195,10 @@ class GroupReward:
         return float(RATINGS[0]) if isinstance(self.rm, Judge) else None
 
     def _items(self, prompt: PolicyPrompt, texts: Iterable[str]) -> list[Item]:
-        """Return all pairs of texts for a judge that compares, else as few items as possible."""
+        """Return all pairs of texts for a judge that compares, else each text and what fills up an item."""
         texts = [text or _BLANK for text in texts if text or self._lowest is None]
-        if self._judge:
-            return [item_of(prompt, pair) for pair in combinations(texts, 2)]
-        parts = [texts[start : start + len(LABELS)] for start in range(0, len(texts), len(LABELS))]
-        return [item_of(prompt, part if len(part) > 1 else [*part, part[0] + _BLANK]) for part in parts]
-
-    def _requests(self, item: Item) -> list[Request]:
-        if self._judge:
-            return self.rm.requests(item)
-        requests, (first, second, *_) = self.rm.score_requests(item), item.responses
-        return requests[:1] if second == first + _BLANK else requests  # none about what only fills up an item
+        pairs = combinations(texts, 2) if self._judge else ((text, text + _BLANK) for text in texts)
+        return [item_of(prompt, pair) for pair in pairs]
 
     def _reward(self, text: str, group: Collection[str], values: list[float]) -> Reward:
         if not text and self._lowest is not None:

@@ -14,15 +14,8 @@ from transformers import AutoTokenizer
 from think_as_locals.engines import Chat
 from think_as_locals.engines.engine import require_chat_template
 from think_as_locals.engines.transformers_engine import load_language_model, require_embeddings
-from think_as_locals.reward_models.reward_model import Request
-from think_as_locals.reward_models.scalar import (
-    IGNORED,
-    BatchScorer,
-    TokenRow,
-    identify_loaded,
-    padded_batch,
-    resolve_max_length,
-)
+from think_as_locals.reward_models.reward_model import Request, identify_weights
+from think_as_locals.reward_models.scalar import IGNORED, BatchScorer, TokenRow, padded_batch, resolve_max_length
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.types import ModelError, first_of
 
@@ -85,7 +78,7 @@ class ImplicitRM(BatchScorer):
 
     @property
     def identity(self) -> dict[str, Any]:
-        reference = None if self.reference_path is None else identify_loaded(self.reference_path, self.reference)
+        reference = self.reference and identify_weights(str(self.reference_path), self.reference.config._commit_hash)
         settings = {"reference": reference, "beta": self.beta, "per_token": self.per_token}
         return {"kind": "implicit", **settings, **self._identity}
 

@@ -68,10 +68,9 @@ class JudgeSettings:
             return cls()
         try:
             return TypeAdapter(cls).validate_json(file.read_bytes(), strict=True)
-        except (ValidationError, RecursionError) as error:
-            faults = error.errors() if isinstance(error, ValidationError) else []
-            reason = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
-            raise ConfigError(f"{file}: not the settings of a judge: {reason or error}") from error
+        except ValidationError as error:
+            reason = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+            raise ConfigError(f"{file}: not the settings of a judge: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

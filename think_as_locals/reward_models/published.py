@@ -210,8 +210,6 @@ def _llama_config(settings: dict[str, Any]) -> LlamaConfig:
         *("num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range"),
     )
-    if settings.get("bias"):
-        raise ModelError("an InternLM2 with biases in its attention: none was published as a reward model")
     return LlamaConfig(
         **{name: settings[name] for name in same if name in settings},
         rope_parameters={"rope_type": "default", "rope_theta": settings.get("rope_theta", 10000)},

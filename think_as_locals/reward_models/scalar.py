@@ -134,7 +134,7 @@ class BatchScorer(ResponseScorer):
         """The part of `RewardModel.identity` that is about weights and chat template."""
         template = str(self.chat.tokenizer.chat_template)
         return {
-            "weights": identify_loaded(self.path, self.model),
+            "weights": identify_weights(self.path, self.model.config._commit_hash),
             "dtype": str(self.model.dtype),
             "template": hashlib.sha256(template.encode()).hexdigest(),
             "template_kwargs": dict(self.chat.template_kwargs),
@@ -202,11 +202,6 @@ def resolve_max_length(path: str, model: Any, tokenizer: Any, max_length: int | 
     return max_length
 
 
-def identify_loaded(path: str, model: Any) -> dict[str, Any]:
-    """Return what identifies the weights of a loaded model; see `identify_weights`."""
-    return identify_weights(path, getattr(model.config, "_commit_hash", None))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarRM(BatchScorer):
     """A classifier with one label, which scores a prompt and a response, by its chat template or else as a text pair.
@@ -251,10 +246,11 @@ class ScalarRM(BatchScorer):
         """
         model_file(path, "config.json", revision)  # without such a model, or a network, an error at once
         with reading_model(path):
-            model = _load_model(path, dtype, device_map, revision)
+            model = on_device(_load_model(path, dtype, device_map, revision))
             tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         require_embeddings(path, model, tokenizer)
         config = model.config.get_text_config()
+        config.use_cache = False  # keys and values that no later token would read
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
         pad_id = declared if declared is not None and 0 <= declared < config.vocab_size else None
         full = model.dtype == torch.float32
@@ -331,7 +327,7 @@ def until_scored(ids: list[int], pad_id: int | None) -> list[int]:
 def _load_model(path: str, dtype: str, device_map: str | None, revision: str | None) -> Any:
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map}
     if published.architecture(PreTrainedConfig.get_config_dict(path, revision=revision)[0]):
-        return _ready(published.load_published(path, revision, **options))
+        return published.load_published(path, revision, **options)
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     named = (config.architectures or [""])[0]
     if getattr(config, "auto_map", None) and not hasattr(transformers, named):
@@ -357,12 +353,7 @@ def _load_model(path: str, dtype: str, device_map: str | None, revision: str | N
         lacking = first_of(lost, 5)
         raise ModelError(f"{path} ({named}) lacks weights of a classifier, which would be random: {lacking}")
     require_all_read(path, info, "its scores would not be its own: is its architecture one that transformers has?")
-    return _ready(model)
-
-
-def _ready(model: Any) -> Any:
-    model.config.get_text_config().use_cache = False  # keys and values that no later token would read
-    return on_device(model)
+    return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.runtime.files import parquet, parquet_batches, read_json, write_bytes, write_json
 from think_as_locals.runtime.run_folder import StageFolder
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import Item
 
 Scores = dict[str, float]
 """`journal.content_key` of a prompt and a response -> the score of the response."""
@@ -110,12 +110,8 @@ def opinion_distances(questions: Sequence[OpinionQuestion], country: str, scores
 
 def js_distance(p: Sequence[float], q: Sequence[float]) -> float:
     """Return the Jensen-Shannon distance, 0 if equal and 1 if disjoint: its base is 2 (ours: the paper names none)."""
-    columns = [np.asarray(shares, dtype=np.float64) for shares in (p, q)]
-    valid = [column.size and np.isfinite(column).all() and (column >= 0).all() and column.any() for column in columns]
-    if len(p) != len(q) or not all(valid):
-        raise DataError(f"expected shares of the same options, none negative and not all 0, got {p!r} and {q!r}")
     with np.errstate(invalid="ignore"):
-        distance = float(jensenshannon(*columns, base=2))
+        distance = float(jensenshannon(p, q, base=2))
     return 0.0 if np.isnan(distance) else min(distance, 1.0)  # rounding may put the divergence of equals below 0
 
 
