@@ -10,11 +10,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from items import make_item
 from reward_models.tiny import WORDS, write_classifier
+from scipy.spatial.distance import jensenshannon
 
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, others_mean
 from think_as_locals.evaluation.journal import by_response, content_key
@@ -139,6 +141,8 @@ def test_js_distance_is_symmetric_in_0_to_1_and_no_nan(p: list[float], q: list[f
     assert 0 <= distance <= 1
     assert distance == pytest.approx(js_distance(q, p), abs=1e-7)
     assert js_distance(p, [share * (1 + step * i) for i, share in enumerate(p)]) < 1e-6
+    assert distance == pytest.approx(np.nan_to_num(jensenshannon(p, q, base=2)), abs=1e-7)
+    assert math.isnan(js_distance(p, [math.nan, *q[1:]]))  # not 0, as if they were equal
 
 
 # --- a reward model's opinion ---

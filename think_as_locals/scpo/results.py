@@ -6,6 +6,7 @@ whole; the spread over seeds is reported separately.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,7 @@ from urllib.parse import quote
 import numpy as np
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from scipy.spatial.distance import jensenshannon
-from scipy.special import softmax
+from scipy.special import rel_entr, softmax
 
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, is_answer, others_mean
@@ -110,9 +110,10 @@ def opinion_distances(questions: Sequence[OpinionQuestion], country: str, scores
 
 def js_distance(p: Sequence[float], q: Sequence[float]) -> float:
     """Return the Jensen-Shannon distance, 0 if equal and 1 if disjoint: its base is 2 (ours: the paper names none)."""
-    with np.errstate(invalid="ignore"):
-        distance = float(jensenshannon(p, q, base=2))
-    return 0.0 if np.isnan(distance) else min(distance, 1.0)  # rounding may put the divergence of equals below 0
+    first, second = (np.asarray(shares, np.float64) / np.sum(shares) for shares in (p, q))
+    middle = (first + second) / 2
+    divergence = (rel_entr(first, middle).sum() + rel_entr(second, middle).sum()) / math.log(4)
+    return float(np.sqrt(np.clip(divergence, 0, 1)))  # rounding may put that of equals below 0
 
 
 GLOBAL = "global"  # the global reward model among the variants
