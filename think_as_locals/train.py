@@ -225,9 +225,9 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
 
 def check_context(config: RunConfig, model: str, items: Sequence[Item]) -> None:
     """Raise a DataError if prompts of training items leave no room for a completion in the model's context."""
-    chosen = config.rollout.max_model_length if config.rollout.backend == "vllm_colocate" else None
     with reading_model(model):
         declared = AutoConfig.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
+    chosen = config.rollout.max_model_length
     limits = getattr(declared.get_text_config(), "max_position_embeddings", None), chosen
     if (most := min(filter(None, limits), default=None)) is None:
         return

@@ -311,6 +311,7 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         ({"data.path": "x"}, "data.path: got 'x', but culture_cards is embedded: choose the source"),
         ({"data.min_share_gap": 0.2}, "data.min_share_gap: got 0.2, but only globalopinionqa can use it"),
         ({"rollout.ahead": 1}, "rollout.ahead: got 1"),
+        ({"rollout.max_model_length": 512}, "rollout.max_model_length: got 512, but only a colocated engine takes it"),
         ({"grpo.max_steps": 0}, "grpo.max_steps: got 0, expected at least 1, or -1"),
         ({"sede": 3}, "sede: no such key; did you mean 'seed'?"),
         ({"model.scratch.hiden_size": 3}, "no such key; did you mean 'model.scratch.hidden_size'?"),

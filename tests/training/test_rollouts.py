@@ -15,9 +15,9 @@ import pytest
 from conftest import ROOT, command, launch
 from training.engine_process import WIDE, change
 from training.local_engine import LocalEngine
-from training.small_grpo import ends_with, settings, tiny_trainer
+from training.small_grpo import ends_with, tiny_trainer
 
-from think_as_locals.training import grpo, rollouts
+from think_as_locals.training import grpo
 
 pytestmark = pytest.mark.slow
 
@@ -62,12 +62,6 @@ def test_served_engine_checks_pass_across_server_failures(tmp_path: Path, warm_v
 
 def test_colocated_engine_checks_pass_on_two_processes(tmp_path: Path, warm_vllm: str) -> None:
     run_checks(warm_vllm, "colocate", tmp_path)
-
-
-@pytest.mark.parametrize(("backend", "limit"), [("vllm_colocate", 512), ("vllm_server", None)])
-def test_model_length_is_that_of_a_colocated_engine_alone(backend: str, limit: int | None) -> None:
-    config, _ = settings(f"rollout={backend}", "rollout.max_model_length=512")
-    assert rollouts.rollout_arguments(config)["vllm_max_model_length"] == limit
 
 
 @pytest.mark.parametrize("sleeps", [True, False])

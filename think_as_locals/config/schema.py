@@ -369,6 +369,8 @@ class RolloutSection(Section):
     def faults(self) -> Iterator[str]:
         if self.ahead and self.backend != "vllm_server":
             yield f"ahead: got {self.ahead}, but only rollout=vllm_server samples while the policy learns"
+        if self.max_model_length and self.backend != "vllm_colocate":
+            yield f"max_model_length: got {self.max_model_length}, but only a colocated engine takes it"
 
 
 class TrlSection(Section):

@@ -62,7 +62,7 @@ def rollout_arguments(config: RunConfig) -> dict[str, Any]:
         **({"vllm_gpu_memory_utilization": share} if share else {}),
         "use_vllm": True,
         "vllm_mode": "colocate",  # with `server` TRL would look for a client of its own kind
-        "vllm_max_model_length": rollout.max_model_length if rollout.backend == "vllm_colocate" else None,
+        "vllm_max_model_length": rollout.max_model_length,
     }
 
 
