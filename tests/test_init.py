@@ -238,7 +238,12 @@ def test_init_rejects_unusable_rows_and_creates_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(["there"], "there already exists"), (["new", "--from", "no.csv"], "no.csv: cannot be read")]
+    ("words", "message"),
+    [
+        (["there"], "there already exists"),
+        (["new", "--from", "no.csv"], "no.csv: cannot be read"),
+        (["new", "--from", "two\nlines.csv"], "its name has unprintable characters, which a recipe cannot hold"),
+    ],
 )
 def test_failed_init_leaves_existing_files_untouched(tmp_path: Path, tal: Tal, words: list[str], message: str) -> None:
     Path("there").mkdir()

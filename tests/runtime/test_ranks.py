@@ -22,6 +22,7 @@ from think_as_locals import Judge
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.launch import read_launch
 from think_as_locals.runtime import ranks as workers
+from think_as_locals.types import ConfigError
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.yaml"))
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -154,15 +155,19 @@ def test_deepspeed_config_file_says_the_stage_and_must_gather_weights_on_save(
     unlaunched: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file, launched = tmp_path / "zero.json", tmp_path / "mine.yaml"
-    own = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": str(file)}}
+    own = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": str(file), "zero_stage": 3}}
     launched.write_text(yaml.safe_dump(own), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"zero\.json: cannot be read as a DeepSpeed configuration: .*No such file"):
+        read_launch(launched)
     unlaunched.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     unlaunched.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
+    unlaunched.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")  # in place of "auto" alone
     key = "stage3_gather_16bit_weights_on_model_save"
-    for zero, faults in (({"stage": 3}, 1), ({"stage": 3, key: True}, 0), ({"stage": 2}, 0)):
-        file.write_text(json.dumps({"zero_optimization": zero}), encoding="utf-8")
+    for stage, saves, faults in ((3, False, 1), (3, True, 0), (2, False, 0), ("auto", False, 1), ("auto", "auto", 1)):
+        file.write_text(json.dumps({"zero_optimization": {"stage": stage, key: saves}}), encoding="utf-8")
         assert len(workers.launch_faults(load_recipe("recipes/quickstart.yaml"))) == faults
-        assert workers.current_launch().zero_stage == read_launch(launched).zero_stage == zero["stage"]
+        expected = 3 if stage == "auto" else stage
+        assert workers.current_launch().zero_stage == read_launch(launched).zero_stage == expected
 
 
 # --- how long they wait for one another ---

@@ -118,7 +118,10 @@ def test_label_supplies_the_question_of_a_templated_prompt(serve: Serve, longest
         ({"prompts": ["Eat?"]}, ""),
         ({"labels": [None]}, ""),
         *(({"labels": [None, label]}, "labels.1.culture") for label in ({"culture": "Thialand"}, {"culture": "th"})),
-        *(({"labels": [None, label]}, "labels.1") for label in ("Thialand", "Arab", '{"culture": ')),
+        *(
+            ({"labels": [None, label]}, "labels.1")
+            for label in ("Thialand", "Arab", '{"culture": ', '{"culture": "\ud83d"}')
+        ),
         *(({"labels": [None, label]}, "labels.1") for label in ('{"a":' * 900 + "1" + "}" * 900, 3)),
         ({"labels": [None, '{"country": "TH"}']}, "labels.1.country"),
         ({"labels": ["TH", "JP"]}, "query.0"),  # one response to its prompt
@@ -126,7 +129,8 @@ def test_label_supplies_the_question_of_a_templated_prompt(serve: Serve, longest
 )
 def test_invalid_score_rows_are_rejected(serve: Serve, change: dict[str, Any], place: str) -> None:
     body = {"query": ["Eat?rice", "Eat?soup"], "prompts": ["Eat?", "Eat?"], **change}
-    assert place in refusals(serve().post("/score", json=body))
+    sent = {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}
+    assert place in refusals(serve().post("/score", **sent))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from think_as_locals.cli.run import add_command
 from think_as_locals.runtime.files import naming, write_text
 from think_as_locals.runtime.output import print_result
-from think_as_locals.types import ConfigError, first_of
+from think_as_locals.types import ConfigError, DataError, first_of
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection, ItemsConfig
@@ -118,6 +118,8 @@ def _init(arguments: Namespace) -> None:
         raise ConfigError(f"{others[0]}: expected data.columns or data.labels; other keys are for the recipe")
     if folder.exists():
         raise ConfigError(f"{folder} already exists: choose another name")
+    if rows and not str(rows.resolve()).isprintable():
+        raise DataError(f"{rows}: its name has unprintable characters, which a recipe cannot hold: rename it")
     if rows is None:
         folder.mkdir(parents=True)
         _write_sample(folder / _SAMPLE)

@@ -52,16 +52,21 @@ def read_launch(name: str | Path | None) -> Launch:
         raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
     kind = str(values.get("distributed_type", "NO"))
     deepspeed = values.get("deepspeed_config") or {}
-    own = zero_settings(file) if (file := deepspeed.get("deepspeed_config_file")) else {}
+    own = zero_settings(deepspeed.get("deepspeed_config_file"))
     stages = {"DEEPSPEED": own.get("stage", deepspeed.get("zero_stage", 0)), "FSDP": 3}
     processes, machines = int(values.get("num_processes", 1)), int(values.get("num_machines", 1))
     return Launch(kind, int(stages.get(kind, 0)), processes, machines, path.stem, _variables(kind, values))
 
 
-def zero_settings(file: str) -> dict[str, Any]:
-    """Return the section about ZeRO of a configuration file of DeepSpeed's own."""
-    settings: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
-    return settings
+def zero_settings(file: str | None) -> dict[str, Any]:
+    """Return the section about ZeRO of a DeepSpeed file, if there is one, without a stage that accelerate fills in."""
+    if file in (None, "none"):
+        return {}
+    try:
+        settings = json.loads(Path(str(file)).read_text(encoding="utf-8")).get("zero_optimization", {})
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read as a DeepSpeed configuration: {reason(error)}") from error
+    return {name: value for name, value in settings.items() if (name, value) != ("stage", "auto")}
 
 
 # Keys of `deepspeed_config` and the variables by which accelerate passes them on.

@@ -45,7 +45,7 @@ def current_launch() -> Launch:
     environment = os.environ
     processes = int(environment.get("WORLD_SIZE", "1"))
     if uses_deepspeed():
-        own = zero_settings(file) if (file := environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")) else {}
+        own = zero_settings(environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"))
         kind, stage = "DEEPSPEED", int(own.get("stage", environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)))
     else:
         kind, stage = ("FSDP", 3) if shards() else ("MULTI_GPU" if processes > 1 else "NO", 0)
@@ -88,12 +88,12 @@ def launch_faults(config: TrainingConfig) -> list[str]:
 
 def _zero3_faults() -> list[str]:
     """Return a fault if ZeRO-3 would not save the model."""
-    if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        zero, key = zero_settings(file), "stage3_gather_16bit_weights_on_model_save"
-        saves, setting = zero.get("stage") != 3 or zero.get(key), f"{key} in {file}"
-    else:
-        zero3 = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
-        saves = not zero3 or _is_on("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL")
+    if current_launch().zero_stage != 3:
+        return []
+    file, key = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"), "stage3_gather_16bit_weights_on_model_save"
+    saves, setting = (own := zero_settings(file)).get(key), f"{key} in {file}"
+    if not own or saves == "auto":  # accelerate says it
+        saves = _is_on("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL")
         setting = "zero3_save_16bit_model in the launch configuration"
     return [] if saves else [f"ZeRO-3 would save no model.safetensors: set {setting} to true"]
 

@@ -121,7 +121,7 @@ def _read_label(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("{"):
-        return from_json(value)
+        return from_json(value.encode())
     return {"culture": check_country(value)} if value else None
 
 

@@ -213,6 +213,13 @@ def test_own_language_gives_local_prompts_and_english_responses(tmp_path: Path) 
     assert {item.language for item in with_blank if item.culture == "CN"} == {"en"}  # asked in the other language
 
 
+def test_regions_have_their_own_culture_and_language(tmp_path: Path) -> None:
+    answers = {"UK": "toast", "Assam": "rice", "Ethiopia": "teff", "West_Java": "tempeh", "Northern_Nigeria": "yam"}
+    items = read(a_folder(tmp_path, {"q": {region: {text: 5} for region, text in answers.items()}}), languages=["own"])
+    expected = {("GB", "en"), ("IN-AS", "as"), ("ET", "am"), ("ID-JB", "su"), ("NG", "ha")}
+    assert {(item.culture, item.language) for item in items} == expected
+
+
 # --- which two short answers can both be right ---
 
 
