@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
-from pydantic import StrictInt
+from pydantic import Field, StrictInt
 from rich.progress import Progress
 
 from think_as_locals.config.model_schema import DemonstrationConfig
@@ -164,6 +164,7 @@ class DemonstrationRow(RowModel):
     item: Any  # with the fields of `Item`
     order: tuple[StrictInt, ...]
     completion: Text
+    settings: dict[str, Any] = Field(default_factory=dict)  # the teacher's; rows by people have none
 
 
 def read_demonstrations(path: str, format_: Format) -> tuple[Demonstration, ...]:
@@ -186,7 +187,8 @@ def read_demonstrations(path: str, format_: Format) -> tuple[Demonstration, ...]
         judgement, right = format_.read(fields.completion, len(order), "stop"), order.index(item.best)
         if judgement.issues:
             broken = f"breaks the format that it is to teach: {', '.join(judgement.issues)}"
-            yield Fault("format", f"the completion {broken}; leave it out, or choose the prompt it was written for")
+            written = fields.settings.get("prompt", "that it was written for")
+            yield Fault("format", f"the completion {broken}; leave it out, or choose the prompt {written}")
         elif judgement.verdict != right:
             labels = f"{LABELS[judgement.verdict or 0]}, but {LABELS[right]}"
             yield Fault("wrong", f"the completion chooses {labels} is the best: leave it out")
