@@ -23,7 +23,7 @@ from think_as_locals.data import load
 from think_as_locals.data.load import check_leaks
 from think_as_locals.data.sources import jsonl
 from think_as_locals.demonstrate import read_demonstrations
-from think_as_locals.judging import write
+from think_as_locals.judging import RULES, write
 from think_as_locals.judging.formats import prompt_format
 from think_as_locals.judging.prompt import hint
 from think_as_locals.run import load_data
@@ -171,7 +171,7 @@ ROW = {"item": jsonl.fields(ITEMS[1]), "order": [2, 1, 0], "completion": verdict
     [
         ({"order": [0, 1]}, "rows.jsonl:1: order: expected each index of 3 responses once"),
         ({"completion": " "}, "rows.jsonl:1: completion: must not be blank"),
-        ({"completion": "B"}, "rows.jsonl:1: the completion breaks the format that it is to teach: rubric_once"),
+        ({"completion": "B"}, f"rows.jsonl:1: the completion breaks .*{RULES['rubric_once']}"),
         ({"completion": "B", "settings": {"prompt": "rm_r1"}}, "rows.jsonl:1: .*, or choose the prompt rm_r1"),
         ({"completion": verdict(0)}, "rows.jsonl:1: the completion chooses A, but B is the best: leave it out"),
         ({"item": {"id": "x"}}, "rows.jsonl:1: .*best: Field required"),

@@ -35,7 +35,7 @@ from think_as_locals.runtime.files import read_json, write_json, write_rows
 from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.runtime.terminal import progress_bar, progress_console
-from think_as_locals.types import LABELS, DataError, Demonstration, Item
+from think_as_locals.types import LABELS, DataError, Demonstration, Item, first_of
 
 _OUTCOMES = ("right", "wrong", "out_of_format", "too_long")
 
@@ -186,9 +186,10 @@ def read_demonstrations(path: str, format_: Format) -> tuple[Demonstration, ...]
             return
         judgement, right = format_.read(fields.completion, len(order), "stop"), order.index(item.best)
         if judgement.issues:
-            broken = f"breaks the format that it is to teach: {', '.join(judgement.issues)}"
+            broken = first_of((RULES.get(rule, rule) for rule in judgement.issues), 2, "; ")
             written = fields.settings.get("prompt", "that it was written for")
-            yield Fault("format", f"the completion {broken}; leave it out, or choose the prompt {written}")
+            remedy = f"leave it out, or choose the prompt {written}"
+            yield Fault("format", f"the completion breaks the format that it is to teach ({broken}): {remedy}")
         elif judgement.verdict != right:
             labels = f"{LABELS[judgement.verdict or 0]}, but {LABELS[right]}"
             yield Fault("wrong", f"the completion chooses {labels} is the best: leave it out")
