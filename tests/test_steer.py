@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 import torch
 import yaml
@@ -156,13 +157,21 @@ def test_variants_train_on_pairs_selected_by_global_rm_scores(small: Path) -> No
     assert 0 < row(small, "TH", "scpo")["training"]["kept"] < 1
 
 
-def test_minority_and_accuracy_are_those_of_the_recorded_scores(small: Path) -> None:
-    config, test = config_of(small), splits_of(small).test
-    pairs = {item.id: pair_scores(item, scores_of(small)) for item in test}
-    assert found(small)["minority_share"] == len(minority_ids(pairs, config.scpo, config.mode)) / len(test)
-    margins = [chosen - rejected for chosen, rejected in (pairs[item.id] for item in test if item.culture == "JP")]
-    right = fmean((margin > 0) + (margin == 0) / 2 for margin in margins)
-    assert row(small, "JP", "global")["overall"]["accuracy"] == pytest.approx(right)
+def test_accuracies_match_the_recorded_scores(small: Path) -> None:
+    config, scores, splits = config_of(small), scores_of(small), splits_of(small)
+    few = minority_ids({item.id: pair_scores(item, scores) for item in splits.test}, config.scpo, config.mode)
+    assert found(small)["minority_share"] == pytest.approx(len(few) / len(splits.test))
+    table = parquet.read_table(small / "variants" / "JP" / "scpo-seed-0" / "scores.parquet").to_pydict()
+    steered = dict(zip(table["response"], table["score"], strict=True))
+    for by, variant in ((scores, "global"), (steered, "scpo")):
+        margins = {item: next(a - b for a, b in [pair_scores(item, by)]) for item in splits.test}
+        right = {item.id: 0.5 * (1 + (margin > 0) - (margin < 0)) for item, margin in margins.items()}
+        own = [item.id for item in splits.test if item.culture == "JP"]
+        theirs = [item.id for item in splits.test if item.culture != "JP"]
+        figures = row(small, "JP", variant)
+        for name, ids in (("overall", own), ("minority", [i for i in own if i in few]), ("others", theirs)):
+            assert figures[name]["n"] == len(ids)
+            assert figures[name]["accuracy"] == pytest.approx(sum(right[i] for i in ids) / len(ids))
 
 
 def test_minority_accuracy_rises_without_loss_of_overall_accuracy(small: Path) -> None:

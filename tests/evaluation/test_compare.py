@@ -20,6 +20,7 @@ from think_as_locals.evaluation.compare import Comparison, compare, read, table
 from think_as_locals.evaluation.judgements import Judgements, tabulate
 from think_as_locals.evaluation.statistics import accuracy, difference
 from think_as_locals.evaluation.tables import on_terminal
+from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.types import ConfigError, DataError, Item
 
@@ -83,6 +84,10 @@ def test_comparison_is_of_the_same_items_in_any_order_and_direction() -> None:
     for one, other in zip(compare(a, b, "cell"), compare(b, a, "cell"), strict=True):
         assert one["difference"]["ci95"] == pytest.approx([-end for end in reversed(other["difference"]["ci95"])])
         assert (one["a"], one["b"]) == (other["b"], other["a"])
+    for c in compare(a, a, "cell"):
+        low, high = c["difference"]["ci95"]
+        assert (c["difference"]["difference"], c["p"]) == (0, 1)
+        assert low < 0 < high
 
 
 def test_holm_correction_applies_to_cells_only() -> None:
@@ -125,6 +130,17 @@ def test_run_is_read_from_its_folder_or_table(tmp_path: Path) -> None:
         assert by_id == {p.item.id: float(p.correct) for p in made}
 
 
+def test_item_counts_once_in_whatever_orders_it_was_judged(tmp_path: Path) -> None:
+    made = [predictions(lambda i: i % 2 == 0, seed) for seed in (0, 1)]
+    assert [p.presented for p in made[0]] != [p.presented for p in made[1]]
+    first, second = (read(measure(tmp_path, step, each), {}) for step, each in enumerate(made))
+    assert first.items == second.items
+    assert first.by_item("credit").tolist() == second.by_item("credit").tolist()
+    once = predictions(lambda _: True)
+    turned = [dataclasses.replace(p, presented=reorder_responses(p.presented, (1, 0))) for p in once]
+    assert read(measure(tmp_path, 5, [*once, *turned]), {}).by_item("credit").tolist() == [0.5] * 96
+
+
 def test_run_without_a_table_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no carb/step-N.json; expected the folder of a run"):
         read(tmp_path, {})
@@ -141,18 +157,23 @@ def test_run_without_a_table_is_rejected(tmp_path: Path) -> None:
 # --- the table ---
 
 
-def test_printed_table_holds_all_figures_in_a_narrow_terminal() -> None:
+def printed(comparisons: Sequence[Comparison], title: str, width: int = 220) -> str:
+    console = Console(markup=False, highlight=False, record=True, width=width)
+    console.print(on_terminal(table(comparisons), title))
+    return console.export_text()
+
+
+def test_printed_table_holds_all_figures_in_any_width() -> None:
     a, b = credited(lambda i, _: i % 4 == 0), credited(lambda i, _: i % 4 > 0)
-    found = table(compare(a, b, "culture"))
-    cells = " ".join(found.iloc[0])
-    assert all(cell in cells for cell in ("all items", "96", "25.0 [", "75.0 [", "+50.0 [+", "< 0.001"))
-    assert {*CULTURES} <= {*found["items"]}
-    console = Console(record=True, width=80)
-    console.print(on_terminal(found))
-    assert "…" not in console.export_text()  # no figure is cut
+    text = printed(compare(a, b, "culture"), "A: runs/one\nB: runs/two")
+    row = next(line for line in text.splitlines() if "all items" in line)
+    for cell in ("96", "25.0 [", "75.0 [", "+50.0 [+", "< 0.001"):
+        assert cell in row
+    assert sum(f" {culture} " in text for culture in CULTURES) == 4
+    assert "…" not in printed(compare(a, b, "domain"), "one", width=80)  # a narrow terminal cuts no figure
 
 
-def test_compare_command_prints_a_table_or_json(tmp_path: Path, tal: Tal) -> None:
+def test_compare_command_prints_a_table_json_or_an_error(tmp_path: Path, tal: Tal) -> None:
     words = ["compare", *(str(tmp_path / name) for name in ("one", "two")), "--by", "domain"]
     measure(tmp_path / "one", 5, predictions(lambda i: i % 2 == 0))
     measure(tmp_path / "two", 5, predictions(lambda _: None))
@@ -162,3 +183,7 @@ def test_compare_command_prints_a_table_or_json(tmp_path: Path, tal: Tal) -> Non
     assert found["warnings"] == ["Warning: B: 100% of its judgements have no verdict, and count as wrong"]
     assert [each["name"] for each in found["comparisons"]][-2:] == ["safety", "value"]
     assert found["comparisons"][0]["difference"]["difference"] == -0.5
+    measure(tmp_path / "two", 5, predictions(lambda _: True, items=ITEMS[:90]))
+    done = tal(*words)
+    assert done.status == 2
+    assert "tal: the runs are over different items: 6 only in the first" in done.err

@@ -152,7 +152,7 @@ def test_function_in_a_file_or_module_becomes_a_component(
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("{own}:brif", "KeyError: 'brif'"),
+        ("{own}:brif", "LookupError: no brif in it; functions there: dataclass, brief"),
         ("{own}:number", "expected a function, got 3"),
         ("{own}.gone.py:brief", "FileNotFoundError: [Errno 2] No such file or directory: '{own}.gone.py'"),
         ("no_such_package.rewards:brief", "ModuleNotFoundError: No module named 'no_such_package'"),

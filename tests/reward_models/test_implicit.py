@@ -60,6 +60,14 @@ def test_scores_match_single_forward_passes(
             assert score == pytest.approx(beta * total / (len(policy) if per_token else 1), abs=1e-5)
 
 
+def test_scores_and_verdicts_do_not_depend_on_batch_size_or_order(paths: tuple[str, str]) -> None:
+    expected = dict(zip([i.id for i in ITEMS], ImplicitRM.load(*paths, batch_size=1).score(ITEMS), strict=True))
+    for batch_size, items in ((3, ITEMS), (64, ITEMS[::-1])):
+        for item, scores in zip(items, ImplicitRM.load(*paths, batch_size=batch_size).score(items), strict=True):
+            assert scores == pytest.approx(expected[item.id], abs=1e-5)
+            assert max(scores) == scores[expected[item.id].index(max(expected[item.id]))]
+
+
 def test_token_spanning_prompt_and_response_counts_as_response(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}{{ m.role + ':\n' + m.content }}{% endfor %}"

@@ -127,11 +127,18 @@ def test_scores_match_the_plain_model_for_any_pad_token_id(tmp_path: Path, pad: 
         assert flat(last.score(ITEMS)) != pytest.approx(flat(expected), abs=1e-3)
 
 
-def test_scores_do_not_depend_on_order_or_device_map(path: str) -> None:
-    reference = ScalarRM.load(path, device_map="auto").score(ITEMS)
-    assert ScalarRM.load(path).score(ITEMS[::-1]) == [pytest.approx(scores, abs=1e-5) for scores in reference[::-1]]
+def test_scores_do_not_depend_on_batch_size_order_or_device_map(path: str) -> None:
+    reference = dict(zip([i.id for i in ITEMS], ScalarRM.load(path, batch_size=1).score(ITEMS), strict=True))
+    spread = ScalarRM.load(path, device_map="auto")
+    assert spread.score(ITEMS) == [pytest.approx(reference[item.id], abs=1e-5) for item in ITEMS]
     with pytest.raises(ModelError, match=r"cannot be loaded: ValueError: .*nowhere.*a setting of yours"):
         ScalarRM.load(path, device_map="nowhere")
+    for batch_size, items in ((2, ITEMS), (7, ITEMS[::-1]), (64, ITEMS[3:] + ITEMS[:3])):
+        rm = ScalarRM.load(path, batch_size=batch_size)
+        for item, scores in zip(items, rm.score(items), strict=True):
+            assert scores == pytest.approx(reference[item.id], abs=1e-5)
+            ours, theirs = (rm.predictions(item, answers(s))[0] for s in (scores, reference[item.id]))
+            assert ours.judgement.verdict == theirs.judgement.verdict
 
 
 def bert(folder: Path) -> ScalarRM:

@@ -10,20 +10,18 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from items import make_item
 from reward_models.tiny import WORDS, write_classifier
-from scipy.spatial.distance import jensenshannon
 
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, others_mean
 from think_as_locals.evaluation.journal import by_response, content_key
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.scpo.results import Scores, js_distance, opinion_distances, response_requests, score_responses
-from think_as_locals.types import Item
+from think_as_locals.types import DataError, Item
 
 
 def pair(number: int, one: int, other: int) -> Item:
@@ -135,14 +133,24 @@ def test_too_long_responses_are_excluded_not_truncated(rm: ScalarRM, tmp_path: P
 shares = st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any).map(lambda c: [x / sum(c) for x in c])
 
 
+def test_js_distance_matches_a_hand_computed_value() -> None:
+    # m = (3/4, 1/4). KL(p || m) = log2(4/3); KL(q || m) = 1/2 log2(2/3) + 1/2 log2(2) = 1 - 1/2 log2(3).
+    divergence = (math.log2(4 / 3) + 1 - math.log2(3) / 2) / 2
+    assert js_distance((1, 0), (0.5, 0.5)) == pytest.approx(math.sqrt(divergence), abs=1e-15)
+
+
 @given(p=shares, q=shares, step=st.floats(0, 1e-15))
 def test_js_distance_is_symmetric_in_0_to_1_and_no_nan(p: list[float], q: list[float], step: float) -> None:
     distance = js_distance(p, q)
     assert 0 <= distance <= 1
     assert distance == pytest.approx(js_distance(q, p), abs=1e-7)
     assert js_distance(p, [share * (1 + step * i) for i, share in enumerate(p)]) < 1e-6
-    assert distance == pytest.approx(np.nan_to_num(jensenshannon(p, q, base=2)), abs=1e-7)
-    assert math.isnan(js_distance(p, [math.nan, *q[1:]]))  # not 0, as if they were equal
+
+
+@pytest.mark.parametrize("p", [(1, 0, 0), (), (0, 0), (1.5, -0.5), (float("nan"), 1), (float("inf"), 1)], ids=str)
+def test_js_distance_rejects_invalid_distributions(p: tuple[float, ...]) -> None:
+    with pytest.raises(DataError, match="expected shares of the same options"):
+        js_distance(p, (1, 0) if p else ())
 
 
 # --- a reward model's opinion ---

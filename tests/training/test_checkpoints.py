@@ -134,6 +134,16 @@ def test_checkpoint_of_another_launch_kind_is_rejected(checkpoints: Checkpoints)
         checkpoints.latest()
 
 
+@pytest.mark.parametrize("manifest", [{"step": 2}, {"step": 2, "files": {}}, [], {"step": 2, "launch": "", "files": 3}])
+def test_checkpoint_with_incomplete_manifest_is_ignored(checkpoints: Checkpoints, manifest: Any) -> None:
+    commit(checkpoints, 1, 2)
+    for file in (checkpoints.folder / "step-2").rglob("*"):
+        if file.is_file():
+            file.unlink()
+    (checkpoints.folder / "step-2" / "manifest.json").write_text(json.dumps(manifest))
+    assert checkpoints.latest() == checkpoints.folder / "step-1"
+
+
 @pytest.mark.slow
 def test_last_checkpoint_is_intact_whichever_write_fails(tmp_path: Path) -> None:
     here = Path(__file__).parent

@@ -82,6 +82,8 @@ def accuracies(
     """Return the `accuracy` of several scores of the same items."""
     first, group, cell = _columns(columns[0], groups, cells)
     values = [first, *(np.asarray(column, float) for column in columns[1:])]
+    if any(len(column) != len(first) for column in values):
+        raise ValueError("expected as many scores in each column as there are items")
     drawn = cluster_bootstrap(values, group, cell, samples, seed)
     return [_accuracy(column, group, cell, ci95) for column, ci95 in zip(values, drawn, strict=True)]
 
@@ -269,6 +271,10 @@ def _blocks(groups: int, samples: int) -> list[slice]:
 
 def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple[Floats, Codes, Codes]:
     """Return scores, and a number for each one's group and cell."""
+    if not len(scores):
+        raise ValueError("no items to take the accuracy of")
+    if not len(scores) == len(groups) == len(groups if cells is None else cells):
+        raise ValueError(f"expected a group and a cell for each of {len(scores)} scores")
     cell = np.zeros(len(scores), np.intp) if cells is None else codes(cells)
     return np.asarray(scores, float), codes(groups), cell
 

@@ -248,7 +248,11 @@ def _import_function(name: str, reference: str) -> OwnReward:
     file, _, attribute = reference.rpartition(":")
     try:
         if file.endswith(".py"):
-            function = _run(str(Path(file).expanduser().resolve()), run_name="own_reward")[attribute]
+            found = _run(str(Path(file).expanduser().resolve()), run_name="own_reward")
+            if attribute not in found:
+                functions = [known for known, value in found.items() if inspect.isfunction(value)]
+                raise LookupError(f"no {attribute} in it; functions there: {', '.join(functions) or 'none'}")
+            function = found[attribute]
         else:
             function = resolve_name(reference)
     except Exception as error:  # whatever the user's own code raises

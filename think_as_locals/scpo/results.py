@@ -6,7 +6,6 @@ whole; the spread over seeds is reported separately.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,8 @@ from urllib.parse import quote
 import numpy as np
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from scipy.special import rel_entr, softmax
+from scipy.spatial.distance import jensenshannon
+from scipy.special import softmax
 
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, is_answer, others_mean
@@ -29,7 +29,7 @@ from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.runtime.files import parquet, parquet_batches, read_json, write_bytes, write_json
 from think_as_locals.runtime.run_folder import StageFolder
-from think_as_locals.types import Item
+from think_as_locals.types import DataError, Item
 
 Scores = dict[str, float]
 """`journal.content_key` of a prompt and a response -> the score of the response."""
@@ -110,10 +110,13 @@ def opinion_distances(questions: Sequence[OpinionQuestion], country: str, scores
 
 def js_distance(p: Sequence[float], q: Sequence[float]) -> float:
     """Return the Jensen-Shannon distance, 0 if equal and 1 if disjoint: its base is 2 (ours: the paper names none)."""
-    first, second = (np.asarray(shares, np.float64) / np.sum(shares) for shares in (p, q))
-    middle = (first + second) / 2
-    divergence = (rel_entr(first, middle).sum() + rel_entr(second, middle).sum()) / math.log(4)
-    return float(np.sqrt(np.clip(divergence, 0, 1)))  # rounding may put that of equals below 0
+    columns = [np.asarray(shares, dtype=np.float64) for shares in (p, q)]
+    valid = [column.size and np.isfinite(column).all() and (column >= 0).all() and column.any() for column in columns]
+    if len(p) != len(q) or not all(valid):
+        raise DataError(f"expected shares of the same options, none negative and not all 0, got {p!r} and {q!r}")
+    with np.errstate(invalid="ignore"):
+        distance = float(jensenshannon(*columns, base=2))
+    return 0.0 if np.isnan(distance) else min(distance, 1.0)  # rounding may put the divergence of equals below 0
 
 
 GLOBAL = "global"  # the global reward model among the variants

@@ -205,7 +205,7 @@ def _read_manifest(checkpoint: Path) -> tuple[str, str]:
         manifest = json.loads((checkpoint / _MANIFEST).read_text(encoding="utf-8"))
         then, now, launch = manifest["files"], _sizes(checkpoint), str(manifest["launch"])
         differing = [name for name in sorted({**then, **now}) if then.get(name) != now.get(name)]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return "", f"{type(error).__name__}: {error}"
     return launch, f"{', '.join(differing)}: not what was written" if differing else ""
 

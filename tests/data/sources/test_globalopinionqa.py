@@ -12,6 +12,8 @@ import pytest
 from conftest import Tal
 from data.sections import data_section
 from data.tables import KINDS, fault_names, write
+from hypothesis import given
+from hypothesis import strategies as st
 
 from think_as_locals.data import read
 from think_as_locals.data.rows import Outcome, Row, read_rows
@@ -230,6 +232,43 @@ def test_rows_with_equal_options_are_merged_keeping_first_shares(tmp_path: Path)
     assert one.shares["GB"] == (0.6, 0.3, 0.1)
     assert others_mean(one, "CL") == pytest.approx((1.31 / 3, 1.45 / 3, 0.24 / 3))
     assert (two.id, two.options) == (one.id, ("Very good", "Very bad"))
+
+
+distributions = st.integers(2, 6).flatmap(
+    lambda n: st.lists(
+        st.lists(st.integers(0, 100), min_size=n, max_size=n).filter(any).map(lambda c: tuple(x / sum(c) for x in c)),
+        min_size=1,
+        max_size=5,
+    )
+)
+
+
+@given(shares=distributions, gap=st.floats(0, 0.99))
+def test_chosen_option_exceeds_rejected_share_by_the_gap(shares: list[tuple[float, ...]], gap: float) -> None:
+    options = tuple(f"option {i}" for i in range(len(shares[0])))
+    asked = question(options, CL=shares[0])
+    share = dict(zip(options, shares[0], strict=True))
+    pairs = option_pairs(asked, "CL", gap)
+    for item in pairs:
+        chosen, rejected = (share[text] for text in item.responses)
+        assert chosen > rejected
+        assert chosen - rejected >= gap - 1e-9
+    enough = [(a, b) for a in options for b in options if share[a] > share[b] and share[a] - share[b] > gap + 1e-9]
+    assert {item.responses for item in pairs} >= set(enough)
+
+
+@given(shares=distributions)
+def test_others_mean_averages_all_other_countries(shares: list[tuple[float, ...]]) -> None:
+    codes = ("CL", "PE", "TH", "EG", "JP")[: len(shares)]
+    asked = question(tuple(f"option {i}" for i in range(len(shares[0]))), **dict(zip(codes, shares, strict=True)))
+    mean = others_mean(asked, "CL")
+    assert (mean is None) == (len(shares) == 1)
+    if mean is not None:
+        assert math.fsum(mean) == pytest.approx(1)
+        for found, (_, *others) in zip(mean, zip(*shares, strict=True), strict=True):
+            assert found == pytest.approx(math.fsum(others) / len(others), abs=1e-12)
+    everyone = others_mean(asked, "a country that was not asked")
+    assert everyone == pytest.approx([math.fsum(column) / len(shares) for column in zip(*shares, strict=True)])
 
 
 # --- as a source like any other ---
