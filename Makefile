@@ -11,7 +11,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test pytest bench docs newest soak attack gpu lint format clean
+.PHONY: help install quickstart test pytest long bench docs newest soak attack gpu lint format clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -21,11 +21,16 @@ install: .venv/.train  ## Install the training stack into .venv (with vLLM and D
 quickstart: .venv/.train  ## Train a small judge from scratch, about 5 minutes on two CPU cores
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} $(BIN)/tal run recipes/quickstart.yaml $(ARGS)
 
-test: .venv/.vllm  ## Lint, types, layers, all tests
+test: .venv/.vllm  ## Lint, types, layers, and the tests but for those of `make long`, 6 minutes
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
-pytest: .venv/.vllm .venv/smollm2-135m
-	$(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS)
+PYTEST = $(BIN)/pytest --dist loadscope --no-loadscope-reorder
+
+pytest: .venv/.vllm
+	$(PYTEST) --numprocesses 3 -m "not long" $(ARGS)
+
+long: .venv/.vllm .venv/smollm2-135m  ## The tests that train a whole quick start or a pretrained model, or kill runs; CI runs them too
+	$(PYTEST) --numprocesses 2 -m long $(ARGS)
 
 bench: .venv/.vllm .venv/smollm2-135m  ## Compare speed with TRL and RewardBench 2; ARGS=--scale: costs by number of rows
 ifneq ($(filter --scale,$(ARGS)),)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import command, launch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

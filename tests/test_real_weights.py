@@ -22,7 +22,7 @@ from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, DataWarning
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MODEL = Path(sys.prefix) / "smollm2-135m"
 LONG = "The quick brown fox jumps over the lazy dog. " * 150
@@ -38,18 +38,18 @@ from think_as_locals.engines.vllm_engine import VLLMEngine
 if __name__ == "__main__":
     engine = VLLMEngine.load(str(MODEL), dtype="bfloat16", template_kwargs={}, max_model_length=2048,
                              max_num_batched_tokens=2048)
-    found = [[rollout.text for rollout in sample_all(engine, CONVERSATIONS, SEEDED)] for _ in range(2)]
+    found = [[(each.text, each.prompt_tokens) for each in sample_all(engine, CONVERSATIONS, SEEDED)] for _ in range(2)]
     json.dump(found, open(sys.argv[1], "w"))
     engine.close()
 """
 
 
-def test_transformers_repeats_what_it_sampled_with_a_seed_after_long_prompts() -> None:
+def test_transformers_repeats_what_it_sampled_with_a_seed() -> None:
     engine = TransformersEngine.load(str(MODEL), dtype="auto", template_kwargs={}, batch_size=4)
     assert str(engine.model.dtype) == "torch.float32"  # the fast type on a CPU
-    first, again = (sample_all(engine, CONVERSATIONS[:1], SEEDED) for _ in range(2))
+    first, again = (sample_all(engine, [[{"role": "user", "content": "What jumps?"}]], SEEDED) for _ in range(2))
     assert first == again
-    assert 1500 < first[0].prompt_tokens < 2000
+    assert first[0].text
 
 
 def test_vllm_samples_with_a_seed_where_prompts_exceed_its_token_budget(tmp_path: Path, warm_vllm: str) -> None:
@@ -60,7 +60,9 @@ def test_vllm_samples_with_a_seed_where_prompts_exceed_its_token_budget(tmp_path
     assert done.returncode == 0, done.stderr
     first, again = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert first == again
-    assert all(first)
+    for text, prompt_tokens in first:
+        assert text
+        assert 1500 < prompt_tokens < 2000  # both exceed the budget, one does not
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,8 @@ def pretrained_run(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -
     done = launch(tal, "init", "mine", "--from", "my.csv", columns, cwd=folder)
     assert done.returncode == 0, done.stderr
     small = ["sft.max_steps=2", "sft.per_device_train_batch_size=2", "sft.gradient_accumulation_steps=1"]
-    small += ["grpo.max_steps=1", "grpo.per_device_train_batch_size=8", "grpo.max_completion_length=24"]
+    small += ["grpo.max_steps=1", "grpo.per_device_train_batch_size=4", "grpo.num_generations=4"]
+    small += ["grpo.max_completion_length=12"]
     small += ["eval.max_items=1", "data.validation_share=null", "lora=rank16", f"model.path={MODEL}"]
     done = launch(tal, "run", "one_cpu.yaml", "run.name=first", *small, cwd=folder / "mine")
     assert done.returncode == 0, done.stderr
@@ -113,7 +116,7 @@ def test_scalar_recipe_trains_a_head_on_pairs_without_a_culture(tmp_path: Path) 
         for number in range(40):
             rows.writerow([f"What is {number} and {number + 1} together?", str(2 * number + 1), "I do not know."])
     data = ["data=rows", f"data.path={tmp_path / 'my.csv'}"]
-    small = ["global_rm.max_steps=6", "global_rm.batch_size=4", "global_rm.learning_rate=0.001", "scpo.max_length=64"]
+    small = ["global_rm.max_steps=6", "global_rm.batch_size=2", "global_rm.learning_rate=0.001", "scpo.max_length=64"]
     run = start("scalar", [*data, *small, f"model.path={MODEL}", f"run.dir={tmp_path}", "run.name=scalar"])
     (overall,) = (row["overall"] for row in read_json(run.steering)["means"])
     judged = load_recipe("recipes/pretrained.yaml", [*data, "eval.leaks=refuse"])

@@ -15,6 +15,7 @@ from conftest import QUICK, ROOT, SMALL, launch
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_runs_survive_six_kills_and_two_stops(tmp_path: Path, warm_python: str) -> None:
     out = tmp_path / "soak.json"
     script = str(ROOT / "tests" / "benchmarks" / "soak.py")
