@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import launch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 TINY = ["--hidden", "64", "--layers", "1", "--repetitions", "1"]
 

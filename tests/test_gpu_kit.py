@@ -22,6 +22,7 @@ CHECKS_WITHOUT_VLLM = ["machine", "attention", "log_probs", "update_1k", "weight
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_checks_run_with_toy_models(tmp_path: Path, warm_python: str) -> None:
     out, only = tmp_path / "truth.json", [*CHECKS_WITHOUT_VLLM, "fsdp2"]
     words = ["tests/gpu/truth.py", "--only", *only, "--out", str(out), "--work", str(tmp_path / "work")]
