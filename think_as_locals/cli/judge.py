@@ -106,7 +106,7 @@ def _items(arguments: Namespace) -> list[Item]:
     from think_as_locals.data import read
     from think_as_locals.data.languages import culture_fault, language_tag, named_culture
     from think_as_locals.data.rows import Outcome, mark_repeats, read_rows, valid_items
-    from think_as_locals.data.sources import jsonl
+    from think_as_locals.data.sources import SOURCES, jsonl
     from think_as_locals.data.sources.columns import Columns
 
     path, culture = arguments.items, arguments.culture and named_culture(arguments.culture)
@@ -124,9 +124,10 @@ def _items(arguments: Namespace) -> list[Item]:
     if keys or _in_training_format(path):
         overrides = [f"data.language={language}"] if language else []
         config = rows_config(path, recognised(path, [*overrides, *arguments.overrides]))
-        if (data := config.data).source == "rows" and keys <= {"data.columns"}:
+        prepare = SOURCES[(data := config.data).source].in_columns
+        if prepare and keys <= {"data", "data.columns", "data.culture", "data.language", "data.domain"}:
             columns = Columns.of(data)
-            outcomes = (Outcome.of(row, columns.queries) for row in read_rows(path))
+            outcomes = (Outcome.of(prepare(row), columns.queries) for row in read_rows(path))
             items = valid_items(mark_repeats(columns.present(outcomes, data.columns or ())))
         else:
             items = read(data, config.seed)
