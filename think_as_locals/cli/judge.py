@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 8  # items between two updates: vLLM batches within them, and on a CPU more take minutes
 _MAX_TOKENS = 512  # of a judgement by a model that was not trained as a judge, and may never stop
-_MAX_IDS = 5  # in a message
 
 
 def add(commands: Any) -> None:
@@ -192,7 +191,7 @@ def _loaded_reader(model: str, backend: Any, max_tokens: int | None) -> Iterator
             try:
                 return [(judgement_view(s), s.record()) for s in judge.predict(items)]
             except TooLongError as error:
-                ids = first_of((repr(items[index].id) for index in error.indices), _MAX_IDS)
+                ids = first_of((repr(items[index].id) for index in error.indices), 5)
                 raise DataError(f"{ids}: {error}") from error
 
         yield read

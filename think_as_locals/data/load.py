@@ -97,8 +97,7 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
     faulty = {name: list[str]() for name in config.data.sources}
     loaded = {name: load(data, config.seed, faulty[name]) for name, data in config.data.sources.items()}
     splits = distinct_ids(loaded) if len(loaded) > 1 else loaded
-    weights = config.data.weights if config.data.source == "mix" else None
-    mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
+    mixed = mix({name: sides.train for name, sides in splits.items()}, config.data.weights)
     limit, dataset = config.eval.max_items, config.data.title
     by = " and ".join(sorted({data.split for data in config.data.sources.values()}))
     held_out = chain.from_iterable((*sides.validation, *sides.test) for sides in splits.values())

@@ -16,6 +16,7 @@ import warnings
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -384,10 +385,8 @@ def unpack(text: Any) -> Any:
     """
     if not isinstance(text, str) or not text.startswith(("[", "{")):
         return text
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
     try:
         value = ast.literal_eval(text)
         # Python reads ['a' 'b'], which is how numpy prints a list, as one text.
