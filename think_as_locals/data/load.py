@@ -168,8 +168,6 @@ def read(data: DataSection, seed: int = 0, faulty: list[str] | None = None) -> S
 
 # --- Selection by the keys of `data` ---
 
-_MAX_NAMES = 20  # in a message
-
 
 def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: int) -> Sequence[Item]:
     """Return the selected items; keys that the source has `applied` itself are skipped.
@@ -235,7 +233,7 @@ def _matching(
     if missing := [name for name in wanted if name not in known]:
         raise DataError(
             f"{key}: no items of {', '.join(map(repr, missing))}; there are items of: "
-            f"{first_of(known, _MAX_NAMES) or 'none'}{nearest(missing[0], known)}"
+            f"{first_of(known, 20) or 'none'}{nearest(missing[0], known)}"
         )
     return [item for item in items if not names(item).isdisjoint(wanted)]
 

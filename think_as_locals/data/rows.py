@@ -32,7 +32,6 @@ from think_as_locals.runtime.model_files import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, shown
 
 _SHOWN = 500  # maximum characters of a message about a row
-_MAX_FAULTY = 10  # rows in a message
 _MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell
 _MAX_DOCUMENT = 512 * 1024**2  # maximum bytes of JSON that is one list, which is read at once
 _BATCH = 1000  # rows of a table in memory at once
@@ -212,7 +211,7 @@ def check_rows(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Return all outcomes; a `DataError` lists the first rows with errors."""
     outcomes = list(outcomes)
     if errors := [outcome.errors for outcome in outcomes if outcome.errors]:
-        raise DataError(first_of(errors, _MAX_FAULTY, "\n"))
+        raise DataError(first_of(errors, 10, "\n"))
     return outcomes
 
 
@@ -221,7 +220,6 @@ _TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 SUFFIXES = (*_TEXTS, *(f"{kind}.gz" for kind in _TEXTS), ".parquet")
 _SAVED = ("state.json", "dataset_dict.json")  # in a folder written by `save_to_disk` of datasets
 _METADATA = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json")  # metadata of data sets
-_MAX_UNREAD_FILES = 3  # file names in a warning
 _HUB_ID = re.compile(
     r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[^:]+))?(?::(?P<split>[^:]+))?"
 )
@@ -264,7 +262,7 @@ def warn_unread(folder: Path, files: Iterable[Path], expected: str) -> None:
     """Warn about the files in a folder that are not among those read."""
     others = sorted({file for file in folder.rglob("*") if file.is_file()}.difference(files))
     if others:
-        named = first_of((file.relative_to(folder).as_posix() for file in others), _MAX_UNREAD_FILES)
+        named = first_of((file.relative_to(folder).as_posix() for file in others), 3)
         warnings.warn(f"{folder}: not read: {named} ({expected})", DataWarning, stacklevel=2)
 
 
