@@ -34,7 +34,6 @@ from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, s
 _SHOWN = 500  # maximum characters of a message about a row
 _MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell
 _MAX_DOCUMENT = 512 * 1024**2  # maximum bytes of JSON that is one list, which is read at once
-_BATCH = 1000  # rows of a table in memory at once
 
 Severity = Literal["error", "skipped", "warning"]
 """`error`: the row is invalid. `skipped`: valid, but no item. `warning`: an item, but suspicious."""
@@ -333,7 +332,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     def values() -> Iterator[Any]:
-        for batch in parquet_batches(path, _BATCH):
+        for batch in parquet_batches(path, 1000):
             _check_columns(path, batch.schema.names)
             yield from batch.to_pylist()
 
