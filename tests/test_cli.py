@@ -272,6 +272,8 @@ def test_judge_needs_no_label_of_rows_in_the_columns_of_a_known_data_set(
     found = records(tal, classifier, str(path), "data=helpsteer3")
     assert [record["id"] for record in found] == [f"helpsteer3/rows.jsonl-{n}" for n in (1, 2, 3)]
     assert len({record["verdict"] for record in found}) == 1
+    path.write_text(json.dumps({"question": "?", **{f"option_{x}": f"The {x}." for x in "abcd"}}) + "\n")
+    assert len(records(tal, classifier, str(path), "data=include")) == 1  # its country and subject are optional
 
 
 def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(

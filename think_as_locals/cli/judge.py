@@ -125,9 +125,9 @@ def _items(arguments: Namespace) -> list[Item]:
         config = rows_config(path, recognised(path, [*overrides, *arguments.overrides]))
         prepare = SOURCES[(data := config.data).source].in_columns
         if prepare and keys <= {"data", "data.columns", "data.culture", "data.language", "data.domain"}:
-            columns = Columns.of(data)
+            columns, named = Columns.of(data), (data.source == "rows" and data.columns) or ()
             outcomes = (Outcome.of(prepare(row), columns.queries) for row in read_rows(path))
-            items = valid_items(mark_repeats(columns.present(outcomes, data.columns or ())))
+            items = valid_items(mark_repeats(columns.present(outcomes, named)))
         else:
             items = read(data, config.seed)
     else:
