@@ -105,6 +105,7 @@ def test_valid_row_becomes_an_item(
         # Some count responses from 0, some from 1: data.labels says so.
         *(("ab", {"winner": value}, ["unknown_label"]) for value in (1, "0", "first", "C")),
         *(("ab", {"winner": x}, ["tie"]) for x in ("draw", "tie (bothbad)", "both_bad", "both_good", "A=B")),
+        ("ab", {"winner": "tie (inconsistent)"}, ["tie"]),  # of MT-Bench's GPT-4, in both orders
         *(("ab", {"response_a": None, "response_c": "Why?", "winner": x}, ["unknown_label"]) for x in ("A", "model_a")),
         ("include", {"option_a": None, "answer": 0}, ["unknown_label"]),
         ("ab", {"winner": None}, ["missing"]),

@@ -36,7 +36,7 @@ from think_as_locals.types import LABELS, DataError, Item, join_turns, shown
 
 _LETTERS = LABELS.lower()
 _TIES = (
-    *("tie", "draw", "both", "neither", "same", "a=b", "tie (bothbad)"),
+    *("tie", "draw", "both", "neither", "same", "a=b", "tie (bothbad)", "tie (inconsistent)"),
     *("both_bad", "bothbad", "both bad", "both_good", "bothgood", "both good"),
 )
 _BEFORE_LABEL = ("response_", "answer_", "output_", "model_")
