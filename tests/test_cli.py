@@ -262,6 +262,20 @@ def test_a_verdict_is_an_index_into_the_callers_responses_whatever_the_label(
         assert (done.status, fault in done.err, done.out) == (2, True, "")
 
 
+def test_judge_needs_no_label_of_rows_in_the_columns_of_a_known_data_set(
+    tal: Tal, classifier: str, tmp_path: Path
+) -> None:
+    row = {"domain": "code", "language": "python", "context": [{"role": "user", "content": "Hello?"}]}
+    rows = [row | {"response1": "A bow.", "response2": "A wai.", "overall_preference": n} for n in (0, 2, None)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))  # the first is a tie
+    found = records(tal, classifier, str(path), "data=helpsteer3")
+    assert [record["id"] for record in found] == [f"helpsteer3/rows.jsonl-{n}" for n in (1, 2, 3)]
+    assert len({record["verdict"] for record in found}) == 1
+    path.write_text(json.dumps({"question": "?", **{f"option_{x}": f"The {x}." for x in "abcd"}}) + "\n")
+    assert len(records(tal, classifier, str(path), "data=include")) == 1  # its country and subject are optional
+
+
 def test_culture_and_language_of_the_command_line_apply_to_rows_without_them(
     tal: Tal, judge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

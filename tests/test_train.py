@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -267,6 +268,36 @@ def test_prompt_token_limit_applies_per_source_of_a_mix(small_run: Path, tmp_pat
     left_out = train.over_long(config, str(small_run / "model"), data, Console())
     limited = {item for item, name in zip(data.train, data.sources, strict=True) if name == "cards"}
     assert left_out == limited != set(data.train)
+
+
+def test_weights_of_a_mix_hold_among_the_items_that_are_short_enough(
+    small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain]", "data.sets_per_group=12"]).data
+    long = "".join(f"{number}. " for number in range(900))
+    items = [replace(i, prompt=long + i.prompt) if n % 3 else i for n, i in enumerate(read(cards))]
+    jsonl.write(items, tmp_path / "mine.jsonl")
+    found = dict[str, Counter[str]]()
+
+    def cold_start(config: Any, sft: Any, model: Any, demonstrations: list[Demonstration], checkpoints: Any) -> None:
+        found["sft"] = Counter(each.item.group for each in demonstrations)
+        raise KeyboardInterrupt
+
+    def trainer(*_: Any, sources: list[str]) -> None:
+        found["grpo"] = Counter(sources)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "ColdStartTrainer", cold_start)
+    monkeypatch.setattr(train, "JudgeTrainer", trainer)
+    words = ["data=mix", "data.mix.cards=quickstart_cards", "data.mix.cards.groups=[gift_taboo]", "data.mix.mine=jsonl"]
+    words += [f"data.mix.mine.path={tmp_path / 'mine.jsonl'}", "data.mix.mine.max_prompt_tokens=400"]
+    words += [f"data.mix.{name}.split=pairing" for name in ("cards", "mine")] + ["data.weights={cards: 1, mine: 1}"]
+    pretrained = ["model.scratch=null", f"model.path={small_run / 'model'}", "trainer=demonstrated_grpo"]
+    for name, more in (("sft", pretrained), ("grpo", [*pretrained, "sft=null"])):
+        with pytest.raises(RunStoppedError):
+            start("recipes/quickstart.yaml", [*QUICK, *words, *more, f"run.dir={tmp_path}", f"run.name={name}"])
+        assert len(found[name]) == 2
+        assert len(set(found[name].values())) == 1, found
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import SftSection
 from think_as_locals.data.load import EvalSet, TrainingData, describe_items
 from think_as_locals.data.sources import jsonl
-from think_as_locals.data.splits import select, shuffle_labels
+from think_as_locals.data.splits import mix, select, shuffle_labels
 from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.journal import Advance, query_with_journal
@@ -40,7 +40,7 @@ from think_as_locals.runtime.output import print_result, shorten_repeats
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.runtime.terminal import progress_console
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_requested, train_stage
-from think_as_locals.training.cold_start import TRACKED_PART, ColdStartTrainer, demonstrate
+from think_as_locals.training.cold_start import TRACKED_PART, ColdStartTrainer, demonstrate, with_origins
 from think_as_locals.training.faults import parse_failure_causes
 from think_as_locals.training.grpo import (
     MAX_CHECKED,
@@ -154,6 +154,11 @@ def cold_start(
         state.wait_for_everyone()
     left_out = over_long(config, model, data, console)
     too_long = set(map(item_hash, left_out))  # demonstrated with other labels or origins, perhaps
+    if left_out and not written and config.data.weights:
+        told = zip(data.sources, with_origins(data.train), strict=True)
+        kept = remixed(config, (pair for pair in told if item_hash(pair[1]) not in too_long))
+        items = [item for _, item in kept]
+        demonstrations = list(demonstrate(items, count, sft, config.seed, config.prompt.template))
     fitting = [each for each in demonstrations if item_hash(each.item) not in too_long]
     checkpoints = Checkpoints(folder.cold_start.checkpoints, sft.save_total_limit)
     trainer = ColdStartTrainer(config, sft, model, fitting, checkpoints)
@@ -174,22 +179,28 @@ def grpo(
 ) -> None:
     """Train a model by GRPO and save it to `model`; all sets are evaluated before, at checkpoints and after."""
     left_out = over_long(config, model, data, console)
-    pairs = list(zip(data.train, data.sources, strict=True))
+    pairs = list(zip(data.sources, data.train, strict=True))
     if left_out:
-        pairs = [pair for pair in pairs if pair[0] not in left_out]
-    train = [item for item, _ in pairs]
+        pairs = remixed(config, [pair for pair in pairs if pair[1] not in left_out])
+    train = [item for _, item in pairs]
     seen = [demonstration.item for demonstration in data.demonstrations]
     hashes = training_hashes([*train, *seen], config.model.path, config.model.revision)
     finish = partial(write_beside, config, hashes)
     best_step = partial(carb.best_step, folder)
     checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, best_step, finish)
-    trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
+    trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for source, _ in pairs])
     evaluate = partial(evaluate_policy, config, trainer, data.sets, hashes, folder, console, signals)
     with tracked(trainer, config, folder), closing(LiveView(console, "GRPO")) as view:
         evaluations = EvalCallback(trainer, evaluate, folder, config.eval.every_steps)
         completions = CompletionsWriter(folder, trainer.rewards.take_rows, console, config.eval.every_steps)
         train_stage(folder, trainer, "grpo", signals, console, [evaluations, completions, view])
     save_model(trainer, model, config.model, folder, AutoModelForCausalLM.from_pretrained, finish)
+
+
+def remixed(config: RunConfig, pairs: Iterable[tuple[str, Item]]) -> list[tuple[str, Item]]:
+    """Return the items that are left, with their sources, again in the relative numbers of `data.weights`."""
+    parts = grouped(dict.fromkeys(pairs), lambda pair: pair[0])
+    return mix({name: [item for _, item in part] for name, part in parts.items()}, config.data.weights)
 
 
 def write_beside(config: RunConfig, hashes: Iterable[str], folder: Path) -> None:

@@ -11,7 +11,7 @@ from think_as_locals.data.languages import count_names, culture_code, in_another
 TAGS = {
     "Arabic": "ar", "Chinese": "zh", "Vietnamese": "vi", " thai ": "th", "th": "th", "zh-Hans": "zh",
     "zh-Hant": "zh-Hant", "zho_Hant": "zh-Hant", "arb_Arab": "ar", "pes_Arab": "fa", "ko-Hang": "ko", "jpn_Jpan": "ja",
-    "pt-BR": "pt-BR", "Chinese (Simplified)": "zh", "Bengali": "bn", "Farsi": "fa",
+    "pt-BR": "pt-BR", "Chinese (Simplified)": "zh", "Bengali": "bn", "Farsi": "fa", "North Macedonian": "mk",
     "Traditional Chinese": "zh-Hant", "Portuguese (Brazil)": None,
     "Brazilian Portuguese": "pt-BR", "Klingonese": None, "python": None, "nan": None, "": None,
 }

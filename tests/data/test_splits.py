@@ -298,6 +298,26 @@ def test_select_balances_items_over_cells(domains: list[str], limit: int, rng: r
     assert set(chosen) == set(select(rng.sample(items, len(items)), limit, one_cell_of))
 
 
+def test_select_takes_rows_of_ties_as_a_whole() -> None:
+    """Which count as right if all of their items are: of a part of them that would be easier."""
+    common = {"domain": "ties", "source": "rewardbench2"}
+    sizes = {f"ties:{n}": 8 + 2 * n for n in range(6)}  # two rows of each
+    rows = [(f"{row}:{n}", f"ties:{n}", k) for n in range(6) for row, k in (("tied", 3 + n), ("ref", 1))]
+    ties = [
+        an_item(0, id=f"rewardbench2/{row}/{i}-{start}-of-{k}x9", group=group, **common)
+        for row, group, k in rows
+        for i in range(k)
+        for start in (0, 7)
+    ]
+    items = [*ties, *(an_item(0, id=f"rewardbench2/{n}", **common | {"domain": "math"}) for n in range(40))]
+    for limit in range(2, len(items)):
+        chosen = select(items, limit, one_cell_of)
+        taken = Counter(item.group for item in chosen if item.domain == "ties")
+        assert taken == {group: sizes[group] for group in taken}
+        assert len(chosen) <= limit
+        assert set(chosen) == set(select(random.Random(limit).sample(items, len(items)), limit, one_cell_of))
+
+
 @quick
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),

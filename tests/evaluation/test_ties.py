@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,7 @@ from think_as_locals.data import read
 from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import rewardbench2
 from think_as_locals.evaluation.carb import save
-from think_as_locals.evaluation.judgements import composite, merge_rows, tabulate
+from think_as_locals.evaluation.judgements import composite, merge_rows, row_name, tabulate
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long
 from think_as_locals.types import Item
@@ -119,18 +119,25 @@ def test_a_row_with_an_item_that_was_not_taken_is_left_out_or_wrong_as_a_whole(t
 
 
 @pytest.mark.parametrize(
-    ("reduced", "n", "has_score"),
-    [("as_pairs=true", 4, True), ("num_responses=2", 4, False), ("max_items=5", None, False)],
+    ("reduced", "rows", "has_score"),
+    [
+        ("as_pairs=true", EXAMPLE.keys(), True),
+        ("num_responses=2", EXAMPLE.keys(), False),
+        *((f"max_items={n}", {"tied:2", "ref:2"}, True) for n in (3, 4)),  # one prompt has 5 items, the other 3
+    ],
 )
 def test_rows_count_once_and_have_a_score_only_as_a_whole(
-    tmp_path: Path, reduced: str, n: int | None, has_score: bool
+    tmp_path: Path, reduced: str, rows: Set[str], has_score: bool
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in source_rows(EXAMPLE)), encoding="utf-8")
     config = load_data_config(["data=rewardbench2", f"data.path={path}", f"data.{reduced}"])
     table = tabulate(scored_items(read(config.data, 0), EXAMPLE))
-    assert n is None or len(merge_rows(table)) == n
-    assert composite(table) == (pytest.approx(published(EXAMPLE)) if has_score else None)
+    assert {row_name(name) for name in merge_rows(table)["id"]} == {f"rewardbench2/{name}" for name in rows}
+    assert len(merge_rows(table)) == len(rows)
+    expected = published({name: EXAMPLE[name] for name in rows})
+    assert composite(table) == (pytest.approx(expected) if has_score else None)
+    assert composite(tabulate(judged(EXAMPLE)[1:6])) is None
 
 
 ratings = st.lists(st.integers(1, 10).map(float), min_size=1, max_size=9)

@@ -12,6 +12,8 @@ from fastapi.testclient import TestClient
 from reward_models.scripted import first
 from serving.judges import Longest
 
+from think_as_locals.serving.messages import JudgeItem, Label
+
 ITEM = {"prompt": "Breakfast?", "responses": ["Rice.", "Rice and miso soup.", "Toast."], "culture": "JP"}
 KEY = "a-key-of-sixteen-characters"
 JSON = {"Content-Type": "application/json"}
@@ -140,7 +142,7 @@ def test_invalid_score_rows_are_rejected(serve: Serve, change: dict[str, Any], p
         *(({"responses": given}, "") for given in (["same", "same"], ["x", "\x1c"])),
         *(({"responses": ["x", " \n"]}, "items.0.responses.1"), ({"prompt": 3}, "items.0.prompt")),
         *(({"culture": culture}, "items.0.culture") for culture in (False, "x" * 101, "th", "Thialand")),
-        ({"bset": 1}, "items.0.bset"),
+        *(({"bset": 1}, "items.0.bset"), ({"language": "thaih"}, "items.0.language")),
     ],
 )
 def test_invalid_items_are_rejected(serve: Serve, change: dict[str, Any], place: str) -> None:
@@ -159,6 +161,13 @@ def test_culture_may_be_a_code_a_name_or_no_country(serve: Serve, longest: Longe
     if culture != "Arab":
         assert judge(client, {**ITEM, "culture": culture}).status_code == 200
     assert all(f"Culture: {CULTURES[culture]}\n" in prompt for prompt in longest.prompts)
+
+
+@pytest.mark.parametrize("language", ["th", "Thai", "tha_Thai"])
+def test_language_may_be_a_tag_or_a_name(language: str) -> None:
+    """Otherwise the prompt has the English example."""
+    assert JudgeItem(**ITEM, language=language).item("1").language == "th"
+    assert Label(language=language).language == "th"
 
 
 def test_culture_and_json_are_required(serve: Serve) -> None:

@@ -407,6 +407,15 @@ def test_adapter_that_a_cold_start_trains_has_its_own_base(tmp_path: Path) -> No
     assert [row["against_base"]["difference"] for row in rows[2:]] == [1.0, 0.0]
 
 
+def test_each_job_is_compared_with_its_own_model_before_training(tmp_path: Path) -> None:
+    found = make_jobs(QUICKSTART, ["grpo.beta=0.1,0.2,0.3"])
+    for job, before in zip(found, (0.0, 1.0, 0.0), strict=True):  # the cold start of the second ended elsewhere
+        measured(tmp_path, job, lambda _, before=before: before, lambda _: 1.0)
+    rows = judges(tmp_path, found)
+    assert [row["name"] for row in rows[:2]] == ["base of grpo.beta=0.1", "base of grpo.beta=0.2"]
+    assert [row["against_base"]["difference"] for row in rows[2:]] == [1.0, 0.0, 1.0]
+
+
 def test_each_prompt_has_its_own_base_and_unmeasured_jobs_have_no_figures(tmp_path: Path) -> None:
     ours, rm_r1, j1 = jobs_of("methods")
     measured(tmp_path, ours, lambda _: 0.0, lambda _: 1.0)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 8  # items between two updates: vLLM batches within them, and on a CPU more take minutes
 _MAX_TOKENS = 512  # of a judgement by a model that was not trained as a judge, and may never stop
-_MAX_IDS = 5  # in a message
 
 
 def add(commands: Any) -> None:
@@ -106,7 +105,7 @@ def _items(arguments: Namespace) -> list[Item]:
     from think_as_locals.data import read
     from think_as_locals.data.languages import culture_fault, language_tag, named_culture
     from think_as_locals.data.rows import Outcome, mark_repeats, read_rows, valid_items
-    from think_as_locals.data.sources import jsonl
+    from think_as_locals.data.sources import SOURCES, jsonl
     from think_as_locals.data.sources.columns import Columns
 
     path, culture = arguments.items, arguments.culture and named_culture(arguments.culture)
@@ -124,10 +123,11 @@ def _items(arguments: Namespace) -> list[Item]:
     if keys or _in_training_format(path):
         overrides = [f"data.language={language}"] if language else []
         config = rows_config(path, recognised(path, [*overrides, *arguments.overrides]))
-        if (data := config.data).source == "rows" and keys <= {"data.columns"}:
-            columns = Columns.of(data)
-            outcomes = (Outcome.of(row, columns.queries) for row in read_rows(path))
-            items = valid_items(mark_repeats(columns.present(outcomes, data.columns or ())))
+        prepare = SOURCES[(data := config.data).source].in_columns
+        if prepare and keys <= {"data", "data.columns", "data.culture", "data.language", "data.domain"}:
+            columns, named = Columns.of(data), (data.source == "rows" and data.columns) or ()
+            outcomes = (Outcome.of(prepare(row), columns.queries) for row in read_rows(path))
+            items = valid_items(mark_repeats(columns.present(outcomes, named)))
         else:
             items = read(data, config.seed)
     else:
@@ -191,7 +191,7 @@ def _loaded_reader(model: str, backend: Any, max_tokens: int | None) -> Iterator
             try:
                 return [(judgement_view(s), s.record()) for s in judge.predict(items)]
             except TooLongError as error:
-                ids = first_of((repr(items[index].id) for index in error.indices), _MAX_IDS)
+                ids = first_of((repr(items[index].id) for index in error.indices), 5)
                 raise DataError(f"{ids}: {error}") from error
 
         yield read

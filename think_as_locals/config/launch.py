@@ -26,12 +26,9 @@ class Launch:
     variables: Mapping[str, str] = field(default_factory=dict)  # of the environment: what it tells each process
 
 
-_DEFAULT = "single"  # a recipe that names none has one process
-
-
 def find_launch(name: str | Path | None) -> Path:
     """Return the path of an accelerate configuration: one of launch/ by its name, a file, or the default."""
-    name = _DEFAULT if name is None else name
+    name = "single" if name is None else name  # a recipe that names none has one process
     known = sorted(path.stem for path in (ASSETS / "launch").glob("*.yaml"))
     path = ASSETS / "launch" / f"{name}.yaml" if str(name) in known else Path(name).expanduser()
     if not path.is_file():

@@ -142,6 +142,7 @@ _SOURCES_OF_KEY = {  # keys that only some sources read
 
 
 class DataSection(Section):
+    weights: ClassVar[None] = None  # of a mix
     source: DataSource
     path: str | None
     columns: dict[RowField, str | Annotated[list[str], Field(min_length=1)]] | None

@@ -23,6 +23,7 @@ from think_as_locals.runtime.scripts import script_share
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
 _LONGEST_CULTURE = 100  # characters of a culture's name
 _OTHER_NAMES = {"bengali": "bn", "farsi": "fa", "mandarin": "zh", "oriya": "or", "uighur": "ug", "pushto": "ps"}
+_OTHER_NAMES |= {"north macedonian": "mk"}  # in INCLUDE
 _REGIONS = {"ID-JB": "West Java"}  # for BLEnD; ISO 3166-2 has names in the region's own language
 _LETTER = r"[A-Za-z\u00c0-\u052f]"  # Latin, Greek or Cyrillic: only they have spaces around names
 _CLOSE = 0.81  # similarity from which a name counts as a misspelling of another

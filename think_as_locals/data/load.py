@@ -97,8 +97,7 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
     faulty = {name: list[str]() for name in config.data.sources}
     loaded = {name: load(data, config.seed, faulty[name]) for name, data in config.data.sources.items()}
     splits = distinct_ids(loaded) if len(loaded) > 1 else loaded
-    weights = config.data.weights if config.data.source == "mix" else None
-    mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
+    mixed = mix({name: sides.train for name, sides in splits.items()}, config.data.weights)
     limit, dataset = config.eval.max_items, config.data.title
     by = " and ".join(sorted({data.split for data in config.data.sources.values()}))
     held_out = chain.from_iterable((*sides.validation, *sides.test) for sides in splits.values())
@@ -169,8 +168,6 @@ def read(data: DataSection, seed: int = 0, faulty: list[str] | None = None) -> S
 
 # --- Selection by the keys of `data` ---
 
-_MAX_NAMES = 20  # in a message
-
 
 def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: int) -> Sequence[Item]:
     """Return the selected items; keys that the source has `applied` itself are skipped.
@@ -236,7 +233,7 @@ def _matching(
     if missing := [name for name in wanted if name not in known]:
         raise DataError(
             f"{key}: no items of {', '.join(map(repr, missing))}; there are items of: "
-            f"{first_of(known, _MAX_NAMES) or 'none'}{nearest(missing[0], known)}"
+            f"{first_of(known, 20) or 'none'}{nearest(missing[0], known)}"
         )
     return [item for item in items if not names(item).isdisjoint(wanted)]
 

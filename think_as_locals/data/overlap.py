@@ -74,15 +74,12 @@ def find_overlaps(
     for name, texts in evaluated.items():
         for text in texts:
             for kind, match in index.matches(text, by_group=name not in pairing):
+                shown = [(each.item.prompt, each.item.culture, {*each.item.responses}) for each in (match, text)]
                 by_design = name in pairing and match.item.source == text.item.source
-                if not by_design or kind == "id" or _shown(match.item) == _shown(text.item):
+                if not by_design or kind == "id" or shown[0] == shown[1]:
                     found.append(Overlap(name, kind, text.item, match.item))
                     break
     return found
-
-
-def _shown(item: Item) -> tuple[str, str | None, frozenset[str]]:
-    return item.prompt, item.culture, frozenset(item.responses)
 
 
 def check_overlaps(overlaps: Sequence[Overlap], *, refuse: bool) -> str:

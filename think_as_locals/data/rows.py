@@ -16,6 +16,7 @@ import warnings
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -31,10 +32,8 @@ from think_as_locals.runtime.model_files import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, shown
 
 _SHOWN = 500  # maximum characters of a message about a row
-_MAX_FAULTY = 10  # rows in a message
 _MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell
 _MAX_DOCUMENT = 512 * 1024**2  # maximum bytes of JSON that is one list, which is read at once
-_BATCH = 1000  # rows of a table in memory at once
 
 Severity = Literal["error", "skipped", "warning"]
 """`error`: the row is invalid. `skipped`: valid, but no item. `warning`: an item, but suspicious."""
@@ -211,7 +210,7 @@ def check_rows(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Return all outcomes; a `DataError` lists the first rows with errors."""
     outcomes = list(outcomes)
     if errors := [outcome.errors for outcome in outcomes if outcome.errors]:
-        raise DataError(first_of(errors, _MAX_FAULTY, "\n"))
+        raise DataError(first_of(errors, 10, "\n"))
     return outcomes
 
 
@@ -220,7 +219,6 @@ _TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 SUFFIXES = (*_TEXTS, *(f"{kind}.gz" for kind in _TEXTS), ".parquet")
 _SAVED = ("state.json", "dataset_dict.json")  # in a folder written by `save_to_disk` of datasets
 _METADATA = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json")  # metadata of data sets
-_MAX_UNREAD_FILES = 3  # file names in a warning
 _HUB_ID = re.compile(
     r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[^:]+))?(?::(?P<split>[^:]+))?"
 )
@@ -263,7 +261,7 @@ def warn_unread(folder: Path, files: Iterable[Path], expected: str) -> None:
     """Warn about the files in a folder that are not among those read."""
     others = sorted({file for file in folder.rglob("*") if file.is_file()}.difference(files))
     if others:
-        named = first_of((file.relative_to(folder).as_posix() for file in others), _MAX_UNREAD_FILES)
+        named = first_of((file.relative_to(folder).as_posix() for file in others), 3)
         warnings.warn(f"{folder}: not read: {named} ({expected})", DataWarning, stacklevel=2)
 
 
@@ -334,7 +332,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     def values() -> Iterator[Any]:
-        for batch in parquet_batches(path, _BATCH):
+        for batch in parquet_batches(path, 1000):
             _check_columns(path, batch.schema.names)
             yield from batch.to_pylist()
 
@@ -384,10 +382,8 @@ def unpack(text: Any) -> Any:
     """
     if not isinstance(text, str) or not text.startswith(("[", "{")):
         return text
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
     try:
         value = ast.literal_eval(text)
         # Python reads ['a' 'b'], which is how numpy prints a list, as one text.

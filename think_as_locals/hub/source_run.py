@@ -28,9 +28,7 @@ from think_as_locals.scpo.results import GLOBAL, VariantResult, read_result
 from think_as_locals.types import TEST, VALIDATION, ConfigError, DataError
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-_FIGURES = [
-    *("dataset", "mode", "differences", "filter_threshold", "weight_temperature", "reference", "resampled", "rows")
-]
+_FIGURES = "dataset mode differences filter_threshold weight_temperature reference resampled rows"
 GLOBAL_RM = "global_rm"  # for `--model`; the stage that trains it has this name too
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -144,7 +142,7 @@ def read_scalar_run(path: Path, model: str | None, evaluations: Sequence[Path] =
     return ScalarRun(
         config=config,
         result=result,
-        figures={key: figures[key] for key in _FIGURES} | {"rows": rows},
+        figures={key: figures[key] for key in _FIGURES.split()} | {"rows": rows},
         **_common_facts(folder, place, [], evaluations, {GLOBAL_RM, chosen}),
     )
 

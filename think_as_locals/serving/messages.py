@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import from_json
 
-from think_as_locals.data.fields import Culture, check_country
+from think_as_locals.data.fields import Culture, Language, check_country
 from think_as_locals.data.sources.jsonl import UNSEEN
 from think_as_locals.types import LABELS, Criterion, Item
 
@@ -41,15 +41,15 @@ class Message(BaseModel):
 class JudgeItem(Message):
     """A prompt and the responses to choose from.
 
-    `culture` (a code, a country's name or a free name) is required, but may be null, for nowhere in particular. Other
-    fields of training rows are allowed and ignored: a judge is not told the best response.
+    `culture` (a code, a country's name or a free name) is required, but may be null, for nowhere in particular, and
+    `language` a tag or a name. Other fields of training rows are ignored: a judge is not told the best response.
     """
 
     prompt: Text
     responses: Annotated[list[Text], Field(min_length=2, max_length=len(LABELS))]
     culture: Culture | None
     id: Name | None = None
-    language: Name = "und"
+    language: Language = "und"
     best: Any = None
     domain: Any = None
     group: Any = None
@@ -105,13 +105,13 @@ class Label(Message):
 
     Args:
         culture: ISO 3166 code, a country's name, or another culture's.
-        language: BCP-47 tag.
+        language: BCP-47 tag, or an English name.
         question: The user's question, if `prompts` carry a chat template.
         reference: A response that competes with those of the policy; empty for none.
     """
 
     culture: Culture | None = None
-    language: Name = "und"
+    language: Language = "und"
     question: Text | None = None
     reference: str = ""
 

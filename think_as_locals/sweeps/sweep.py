@@ -312,19 +312,18 @@ def write_table(sweep: Path, jobs: Sequence[Job], states: Mapping[str, State]) -
 
 def _rows(sweep: Path, jobs: Sequence[Job], states: Mapping[str, State]) -> list[_Row]:
     """Return the models before training, each once, then the jobs: what is done comes first, the best of it on top."""
-    bases, firsts, known = dict[str, _Row](), dict[Combination, _Row](), dict[str, Item]()
+    bases, firsts, known = dict[tuple[Any, ...], _Row](), dict[Combination, _Row](), dict[str, Item]()
     rows = list[_Row]()
     for job in jobs:
         run = RunFolder(sweep / job.name)
         steps, validated = carb.steps(run), [*run.evaluated_steps(VALIDATION).values()]
         base = None
         if 0 in steps:
-            config, length = job.config, job.config.grpo.max_completion_length
-            sft = config.sft and (config.sft, config.lora)
-            setup = repr((config.seed, config.data, config.model, config.prompt, config.eval, sft, length))
-            if setup not in bases:
-                bases[setup] = _Row(f"base of {job.label}", job, None, *_read(steps[0], known))
-            base = bases[setup]
+            summary, judged = _read(steps[0], known)
+            # One row for all that judge alike: of the same settings another machine or engine may make another model.
+            shown = repr((job.config.model, job.config.prompt, *map(summary.get, _ON_TEST)))
+            key = (shown, judged.items, *judged.by_item("credit"))
+            base = bases.setdefault(key, _Row(f"base of {job.label}", job, None, summary, judged))
         row = _Row(
             name=job.label,
             job=job,

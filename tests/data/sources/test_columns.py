@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from data.sections import data_section
 from data.tables import a_row, carb_row, fault_names, outcome_of, write
 from items import make_item
@@ -104,6 +105,7 @@ def test_valid_row_becomes_an_item(
         # Some count responses from 0, some from 1: data.labels says so.
         *(("ab", {"winner": value}, ["unknown_label"]) for value in (1, "0", "first", "C")),
         *(("ab", {"winner": x}, ["tie"]) for x in ("draw", "tie (bothbad)", "both_bad", "both_good", "A=B")),
+        ("ab", {"winner": "tie (inconsistent)"}, ["tie"]),  # of MT-Bench's GPT-4, in both orders
         *(("ab", {"response_a": None, "response_c": "Why?", "winner": x}, ["unknown_label"]) for x in ("A", "model_a")),
         ("include", {"option_a": None, "answer": 0}, ["unknown_label"]),
         ("ab", {"winner": None}, ["missing"]),
@@ -132,6 +134,35 @@ def test_columns_and_labels_of_the_configuration_are_read(tmp_path: Path) -> Non
     ):
         (item,) = outcome_of(tmp_path, row, "data=rows", f"data.columns={columns}", f"data.labels={labels}").items
         assert (item.prompt, item.responses, item.best) == ("Is it?", ("yes", "no"), 0)
+
+
+CONVERSATIONS = {
+    f"conversation_{x}": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": text}]
+    for x, text in (("a", "first"), ("b", "second"))
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "labels"),
+    [  # as published
+        ("LLMBar", {"input": "Why?", "output_1": "first", "output_2": "second"}, "label", (1, 2)),
+        ("PandaLM", {"instruction": "Say:", "input": "Why?", "response1": "first", "response2": "second"},
+         "annotator1", (1, 2, 0)),
+        ("Auto-J", {"prompt": "Why?", "response 1": "first", "response 2": "second"}, "label", (0, 1, 2)),
+        ("JudgeBench", {"question": "Why?", "response_A": "first", "response_B": "second"}, "label", ("A>B", "B>A")),
+        ("MT-Bench", CONVERSATIONS, "winner", ("model_a", "model_b", "tie")),
+    ],
+)  # fmt: skip
+def test_columns_and_labels_in_the_guide_are_those_of_the_data_sets(
+    tmp_path: Path, name: str, row: dict[str, Any], column: str, labels: tuple[Any, ...]
+) -> None:
+    guide = (ROOT / "think_as_locals" / "data" / "README.md").read_text(encoding="utf-8").splitlines()
+    cells = next(line for line in guide if line.startswith(f"| {name}")).replace("`", "").split("|")
+    keys = [f"data.columns={cells[2].strip()}", f"data.labels={cells[3].strip() or 'null'}"]
+    for label, best in zip(labels, (0, 1, None), strict=False):
+        items = outcome_of(tmp_path, row | {column: label}, "data=rows", *keys).items
+        assert [(item.responses, item.best) for item in items] == [(("first", "second"), best)] * (best is not None)
+        assert all(item.prompt.endswith("Why?") for item in items)
 
 
 ASKED, RICE, TOAST = (

@@ -32,7 +32,8 @@ class Source:
     fields: tuple[str, ...] = ()  # by which its rows are recognised
     files: tuple[str, ...] = ()  # by which a folder of it is recognised, if it has a layout of its own
     applies: frozenset[str] = frozenset()  # selection keys that it applies itself
-    in_columns: bool = False  # its rows are recognised by the columns in `conf/data`
+    # If its rows are recognised by the columns in `conf/data`: what changes in them before they are read.
+    in_columns: Callable[[Row], Row] | None = None
     defaults: tuple[str, ...] = ()  # keys of the `data` section that fill in missing fields of its rows
     response_language: str | None = None  # of all responses, if that is not the one of the prompt
     axes: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # its cultures (by language) and domains, if declared
@@ -60,7 +61,7 @@ def by_columns(about: str, prepare: Callable[[Row], Row] = lambda row: row) -> S
             return found
         return name_unread_columns(columns.present(found, data.columns or ()), columns.all)
 
-    return Source(about=about, outcomes=outcomes, defaults=("culture", "language", "domain"), in_columns=True)
+    return Source(about=about, outcomes=outcomes, defaults=("culture", "language", "domain"), in_columns=prepare)
 
 
 def _in_english(row: Row) -> Row:

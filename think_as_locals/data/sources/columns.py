@@ -36,7 +36,7 @@ from think_as_locals.types import LABELS, DataError, Item, join_turns, shown
 
 _LETTERS = LABELS.lower()
 _TIES = (
-    *("tie", "draw", "both", "neither", "same", "a=b", "tie (bothbad)"),
+    *("tie", "draw", "both", "neither", "same", "a=b", "tie (bothbad)", "tie (inconsistent)"),
     *("both_bad", "bothbad", "both bad", "both_good", "bothgood", "both good"),
 )
 _BEFORE_LABEL = ("response_", "answer_", "output_", "model_")
@@ -190,10 +190,8 @@ class Columns:
             column = next(name for name in self.names["best"] if row.value.get(name) is not None)
             detail = f"{column} must be {known} or tie, got {shown(fields.best)}"
             named = dict(zip(_LETTERS, self.names["responses"], strict=False)).get(label or "")
-            remedy = (
-                f"{named} is empty" if named in row.value else "data.labels says what others mean: {1: a, 2: b, 0: tie}"
-            )
-            yield Fault("unknown_label", f"{detail}; {remedy}")
+            meanings = "data.labels says what others mean: {1: a, 2: b} or {0: a, 1: b}"
+            yield Fault("unknown_label", f"{detail}; {f'{named} is empty' if named in row.value else meanings}")
         else:
             wrong = [text for i, text in enumerate(fields.responses) if i != best]
             if len(set(wrong)) < len(wrong):
