@@ -20,8 +20,9 @@ from think_as_locals.config.checks import load_data_config
 from think_as_locals.data import read
 from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import rewardbench2
+from think_as_locals.data.splits import select
 from think_as_locals.evaluation.carb import save
-from think_as_locals.evaluation.judgements import composite, merge_rows, tabulate
+from think_as_locals.evaluation.judgements import composite, merge_rows, row_name, tabulate
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long
 from think_as_locals.types import Item
@@ -102,6 +103,7 @@ def test_example_has_the_published_score_and_counts_rows_once(tmp_path: Path) ->
 def test_single_rows_and_rows_without_scores_have_no_score() -> None:
     assert composite(tabulate(judged({"tied:1": ([9, 8], [2])}))) is None
     scored = judged(EXAMPLE)
+    assert composite(tabulate(scored[1:])) is None  # a row without one of its items
     for part in ("", "tied:1/3-"):  # with those that are left it would be another number
         unread = [replace(each, scores=None) if part in each.item.id else each for each in scored]
         assert composite(tabulate(unread)) is None
@@ -119,18 +121,35 @@ def test_a_row_with_an_item_that_was_not_taken_is_left_out_or_wrong_as_a_whole(t
 
 
 @pytest.mark.parametrize(
-    ("reduced", "n", "has_score"),
-    [("as_pairs=true", 4, True), ("num_responses=2", 4, False), ("max_items=5", None, False)],
+    ("reduced", "kept", "has_score"),
+    [("as_pairs=true", "12", True), ("num_responses=2", "12", False), ("max_items=3", "2", True)],
 )
 def test_rows_count_once_and_have_a_score_only_as_a_whole(
-    tmp_path: Path, reduced: str, n: int | None, has_score: bool
+    tmp_path: Path, reduced: str, kept: str, has_score: bool
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in source_rows(EXAMPLE)), encoding="utf-8")
     config = load_data_config(["data=rewardbench2", f"data.path={path}", f"data.{reduced}"])
-    table = tabulate(scored_items(read(config.data, 0), EXAMPLE))
-    assert n is None or len(merge_rows(table)) == n
-    assert composite(table) == (pytest.approx(published(EXAMPLE)) if has_score else None)
+    table, rows = (
+        tabulate(scored_items(read(config.data, 0), EXAMPLE)),
+        {k: v for k, v in EXAMPLE.items() if k[-1] in kept},
+    )
+    assert set(merge_rows(table)["id"].map(row_name)) == {f"rewardbench2/{name}" for name in rows}
+    assert composite(table) == (pytest.approx(published(rows)) if has_score else None)
+
+
+@pytest.mark.parametrize("limit", [20, 60, 120])
+def test_rows_drawn_by_max_items_are_whole(limit: int) -> None:
+    """A row is right if all its right answers are: of half of them it would be right more often."""
+    rows: dict[str, Ratings] = {}
+    for prompt in range(20):
+        rows[f"tied:{prompt}"] = ([9.0] * (3 + prompt % 7) + [1.0], [2.0, 3.0])
+        rows[f"ref:{prompt}"] = ([9.0], [2.0, 3.0])
+    every = [each.item for each in judged(rows)]
+    merged = merge_rows(tabulate(scored_items(select(every, limit), rows)))
+    assert limit - 12 < len(select(every, limit)) <= limit
+    assert merged["id"].map(row_name).str.contains("tied").mean() == 0.5
+    assert merged["credit"].mean() == 0.5
 
 
 ratings = st.lists(st.integers(1, 10).map(float), min_size=1, max_size=9)

@@ -215,8 +215,11 @@ def select(items: Sequence[Item], limit: int | None, cell: Callable[[Item], str]
     taken: Counter[str] = Counter()
     chosen = _draw_evenly(flip_sets(items), limit, cell, taken)
     ids = {item.id for item in chosen}
-    rest = [[item] for item in items if item.id not in ids]
-    return tuple(chosen + _draw_evenly(rest, limit - len(chosen), cell, taken))
+    rest: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        if item.id not in ids:  # RewardBench 2's Ties are scored by whole prompts
+            rest[item.group if (item.source, item.domain) == ("rewardbench2", "ties") else item.id].append(item)
+    return tuple(chosen + _draw_evenly(rest.values(), limit - len(chosen), cell, taken))
 
 
 def _draw_evenly(
