@@ -100,6 +100,19 @@ def test_ties_are_broken_at_random_by_seed() -> None:
     assert chosen != tournament(rows, constant, 4, 1)[0]
 
 
+def test_without_preferences_the_selection_is_as_good_as_a_random_candidate() -> None:
+    """Most of a policy's answers are alike; to draw among distinct ones would favour what it seldom says."""
+    rng = random.Random(0)
+    rows = []
+    for number in range(600):
+        answers = ["B" if rng.random() < 0.75 else rng.choice("ACD") for _ in range(16)]
+        rows.append(a_row(answers, number, qualities=tuple(float(answer == "B") for answer in answers)))
+    for group_size in (2, 8):
+        gain = selection_quality(rows, tournament(rows, constant, group_size, 0)[0], 200, 0)["gain"]
+        assert abs(gain["mean"]) < 0.05
+        assert gain["ci95"][0] < 0 < gain["ci95"][1]
+
+
 def test_rows_with_candidates_without_a_score_are_counted() -> None:
     def short_ones(items: Sequence[Item]) -> list[tuple[float, ...]]:
         return [tuple(math.nan if score > 4 else score for score in scores) for scores in by_length(items)]

@@ -41,13 +41,16 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
     In these some candidate had no score: it was too long, or the judgement could not be parsed.
 
     The highest score of a group reaches the next round (after a tie or parse failures the first drawn), as does one
-    alone in its group. A hash of seed, id and text decides the draw. The scorer is called once for each round.
+    alone in its group. A hash of seed, id and text decides the draw, of each copy: equal candidates compete once, and
+    are as likely to come first as they are many. The scorer is called once for each round.
     """
     left, unsure, stage = list[list[int]](), set[int](), 0
     for row in rows:
-        first = {text: row.texts.index(text) for text in row.texts}  # of equal candidates
-        drawn = sorted(first, key=lambda text: hash_fraction(f"{row.id}:{text}", seed))
-        left.append([first[text] for text in drawn])
+        lots = {
+            text: min(hash_fraction(f"{row.id}:{text}{f':{copy}' * bool(copy)}", seed) for copy in range(copies))
+            for text, copies in Counter(row.texts).items()
+        }
+        left.append([row.texts.index(text) for text in sorted(lots, key=lots.__getitem__)])
     while any(len(drawn) > 1 for drawn in left):
         stage += 1
         parts = list[tuple[int, list[int]]]()
