@@ -287,5 +287,9 @@ def qualities(
     rows = [PolicyRow(PolicyPrompt(i.prompt, i.culture, i.language, i.turns), clean(text)) for i, text in every]
     with closing(load_reward_model(section.scorer, seed)) as rm:
         reward = GroupReward(rm)
-        found = iter([reward.neutral if value is None else value for value, _ in reward.rewards(rows)])
+        values = [value for value, _ in reward.rewards(rows)]
+        if unread := values.count(None):
+            message = f"{unread:,} of {len(values):,} candidates: the scorer's answers cannot be parsed"
+            warnings.warn(f"{message}; their quality is taken as {reward.neutral:g}", DataWarning, stacklevel=2)
+        found = iter([reward.neutral if value is None else value for value in values])
     return [[next(found) for _ in of_q] for of_q in texts]
