@@ -10,6 +10,7 @@ import pytest
 from data.sources.test_blend import a_folder
 from items import make_item
 from reward_models.scripted import Scripted
+from reward_models.tiny import write_classifier
 from rich.console import Console
 from rich.progress import Progress
 
@@ -28,7 +29,8 @@ from think_as_locals.evaluation.sampling import (
 )
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
-from think_as_locals.types import DataWarning
+from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.types import DataError, DataWarning
 
 ITEMS = [make_item(id=str(i), group=f"group {i}", culture=("TH", "JP")[i % 2]) for i in range(4)]
 
@@ -159,3 +161,14 @@ def test_candidates_whose_rating_cannot_be_parsed_are_counted(monkeypatch: pytes
     with pytest.warns(DataWarning, match=r"2 of 4 candidates: .* cannot be parsed; their quality is taken as 5\.5"):
         found = sampling.qualities(task, 0, questions, [["A wai.", "A bow."], ["A hug.", "A deep wai."]])
     assert found == [[9.0, 5.5], [5.5, 9.0]]
+
+
+def test_candidates_too_long_for_their_scorer_name_what_to_change(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rm = ScalarRM.load(write_classifier(tmp_path))
+    monkeypatch.setattr(sampling, "load_reward_model", lambda *_: rm)
+    task = section("sample=prompts", "sample.scorer=constant")
+    message = r"longer than sample\.scorer takes: .* takes 256.*sample\.max_completion_length has to be smaller"
+    with pytest.raises(DataError, match=message):
+        sampling.qualities(task, 0, [Question(ITEMS[0])], [["tea", "rice " * 300]])
