@@ -214,19 +214,18 @@ class RewardModelEvaluation:
         )
 
     def _probe(self, collector: AnswerCollector) -> None:
-        """Measure how far its scores move with edits of the items, if it gives scores."""
-        config, found = self.config, dict[str, Any](scores=None)
-        if collector.rm.score_requests(self.data.items[0]):
-            found = probe(
-                [shuffle_responses(item, config.seed) for item in self.data.items],
-                self.data.edits or {},
-                collector.scores,
-                samples=config.eval.bootstrap_samples,
-                seed=config.seed,
-                reason=no_edit_reason if config.eval.probes is True else lambda *_: "the file has no such edit of it",
-            )
-            for line in applied(found):
-                self.console.print(f"{self.name}: {line}")
+        """Measure how far its scores move with edits of the items."""
+        config = self.config
+        found = probe(
+            [shuffle_responses(item, config.seed) for item in self.data.items],
+            self.data.edits or {},
+            collector.scores,
+            samples=config.eval.bootstrap_samples,
+            seed=config.seed,
+            reason=no_edit_reason if config.eval.probes is True else lambda *_: "the file has no such edit of it",
+        )
+        for line in applied(found):
+            self.console.print(f"{self.name}: {line}")
         write_json(self._result("probes"), found)
 
     def _select(self, collector: AnswerCollector) -> None:

@@ -363,6 +363,7 @@ REFUSED: dict[tuple[Any, ...], list[tuple[Given, str]]] = {
         ({"rms.mine.prompt": "compact", "rms.mine.rubric_language": "en"}, "rms.mine.rubric_language: got en"),
         ({"rms.mine.protocol": "pairwise", "rms.mine.orders": 3}, "rms.mine.orders: got 3, expected at most 2"),
         ({"rms.mine.protocol": "pairwise", "eval.candidates": "y"}, "rms.mine.protocol: got pairwise"),
+        ({"rms.mine.protocol": "round_robin", "eval.probes": True}, "rms.mine.protocol: got round_robin"),
     ],
     (SCPO,): [
         ({"data.validation_share": 0.1}, "data.validation_share: SCPO chooses no checkpoint: set it to null"),

@@ -100,6 +100,19 @@ def test_ties_are_broken_at_random_by_seed() -> None:
     assert chosen != tournament(rows, constant, 4, 1)[0]
 
 
+def test_without_preferences_the_selection_is_as_good_as_a_random_candidate() -> None:
+    """Most of a policy's answers are alike; to draw among distinct ones would favour what it seldom says."""
+    rng = random.Random(0)
+    rows = []
+    for number in range(600):
+        answers = ["B" if rng.random() < 0.75 else rng.choice("ACD") for _ in range(16)]
+        rows.append(a_row(answers, number, qualities=tuple(float(answer == "B") for answer in answers)))
+    for group_size in (2, 8):
+        gain = selection_quality(rows, tournament(rows, constant, group_size, 0)[0], 200, 0)["gain"]
+        assert abs(gain["mean"]) < 0.05
+        assert gain["ci95"][0] < 0 < gain["ci95"][1]
+
+
 def test_rows_with_candidates_without_a_score_are_counted() -> None:
     def short_ones(items: Sequence[Item]) -> list[tuple[float, ...]]:
         return [tuple(math.nan if score > 4 else score for score in scores) for scores in by_length(items)]
@@ -138,7 +151,7 @@ ANSCOMBE = [Result(f"rm {i}", x / 20, y) for i, (x, y) in enumerate(zip(X, Y, st
 
 
 def test_validity_matches_anscombe_reference_values() -> None:
-    found = validity(ANSCOMBE, samples=200, seed=0)
+    found = validity(ANSCOMBE)
     pearson, spearman, line = found["pearson"], found["spearman"], found["line"]
     assert (found["n"], found["warning"]) == (11, None)
     assert (pearson["r"], pearson["r2"], pearson["p"]) == pytest.approx((0.81642, 0.66654, 0.00217), abs=1e-5)
@@ -146,40 +159,53 @@ def test_validity_matches_anscombe_reference_values() -> None:
     assert (spearman["rho"], spearman["p"]) == pytest.approx((0.81818, 0.00208), abs=1e-5)
     assert line["slope"] == pytest.approx(20 * 0.50009, abs=1e-4)
     assert line["intercept"] == pytest.approx(3.00009, abs=1e-5)
-    few = validity(ANSCOMBE[:9], samples=50, seed=0)
+    few = validity(ANSCOMBE[:9])
     assert few["warning"] == "n = 9: with so few reward models a correlation says little"
-    assert validity(ANSCOMBE[:10], samples=50, seed=0)["warning"] is None
+    assert validity(ANSCOMBE[:10])["warning"] is None
 
 
-def test_validity_leaves_each_one_out_and_resamples_by_the_seed() -> None:
-    found = validity(ANSCOMBE, samples=200, seed=0)
-    low, high = found["spearman"]["ci95"]
-    assert low < found["spearman"]["rho"] < high <= 1
+def test_validity_leaves_each_one_out() -> None:
+    found = validity(ANSCOMBE)
     r = stats.pearsonr(X[:4] + X[5:], Y[:4] + Y[5:]).statistic
     assert found["leave_one_out"]["rm 4"] == pytest.approx(r**2)
-    again, other = (validity(ANSCOMBE, samples=200, seed=s)["spearman"]["ci95"] for s in (0, 1))
-    assert [low, high] == again != other
-    assert again == pytest.approx(other, abs=0.1)
+    # Bonett and Wright 2000: Fisher's z of rho with the variance (1 + rho^2 / 2) / (n - 3).
+    rho = found["spearman"]["rho"]
+    ends = [math.atanh(rho) + sign * 1.95996 * math.sqrt((1 + rho**2 / 2) / 8) for sign in (-1, 1)]
+    assert found["spearman"]["ci95"] == pytest.approx([math.tanh(end) for end in ends], abs=1e-5)
+
+
+@pytest.mark.parametrize(("n", "correlation"), [(4, 0.8), (5, 0.95), (8, 0.95), (17, 0.8)])
+def test_interval_of_rho_contains_the_truth_also_of_few_reward_models_in_order(n: int, correlation: float) -> None:
+    rng, truth, holds = np.random.default_rng(n), 6 / math.pi * math.asin(correlation / 2), 0
+    for _ in range(200):
+        x = rng.normal(size=n)
+        y = correlation * x + math.sqrt(1 - correlation**2) * rng.normal(size=n)
+        found = validity([Result(f"rm {i}", *pair) for i, pair in enumerate(zip(x, y, strict=True))])["spearman"]
+        low, high = found["ci95"]
+        assert low <= found["rho"] <= high <= 1
+        holds += low <= truth <= high
+    assert holds / 200 > 0.92  # a bootstrap's did in 63 to 71 % of the first two, as [1, 1] where all are in order
+    assert validity(ANSCOMBE[2:5])["spearman"]["ci95"] == [-1, 1]
 
 
 def test_spearman_p_of_few_results_is_a_permutation_test() -> None:
     for ranks in (range(3), range(7, 0, -1)):
-        found = validity([Result(f"rm {i}", i / 10, float(rank)) for i, rank in enumerate(ranks)], samples=50, seed=0)
+        found = validity([Result(f"rm {i}", i / 10, float(rank)) for i, rank in enumerate(ranks)])
         assert found["spearman"]["p"] == pytest.approx(2 / math.factorial(len(ranks)))
     rng = np.random.default_rng(5)
     for n in (4, 5, 6):
         x, y = rng.permutation(n), rng.permutation(n)
-        found = validity([Result(f"rm {i}", x[i] / 10, float(y[i])) for i in range(n)], samples=50, seed=0)["spearman"]
+        found = validity([Result(f"rm {i}", x[i] / 10, float(y[i])) for i in range(n)])["spearman"]
         every = np.array([stats.spearmanr(x, order).statistic for order in permutations(y)])
         assert found["p"] == pytest.approx((np.abs(every) >= abs(found["rho"]) - 1e-9).mean())
 
 
 def test_leave_one_out_is_none_where_the_rest_has_no_correlation() -> None:
-    found = validity(ANSCOMBE[:3], samples=50, seed=0)
+    found = validity(ANSCOMBE[:3])
     assert found["pearson"]["ci95"] == [-1.0, 1.0]
     assert set(found["leave_one_out"].values()) == {None}
     results = [Result("a", 0.1, 1.0), Result("b", 0.2, 1.0), Result("c", 0.3, 1.0), Result("d", 0.4, 2.0)]
-    loo = validity(results, samples=50, seed=0)["leave_one_out"]
+    loo = validity(results)["leave_one_out"]
     assert loo["d"] is None
     assert loo["a"] == pytest.approx(0.75)
 
@@ -196,7 +222,7 @@ def test_leave_one_out_is_none_where_the_rest_has_no_correlation() -> None:
 )
 def test_validity_rejects_too_few_or_constant_results(results: list[Result], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        validity(results, samples=50, seed=0)
+        validity(results)
 
 
 def test_read_results_parses_rows_and_names_invalid_ones(tmp_path: Path) -> None:
@@ -247,7 +273,7 @@ def test_validity_command_prints_tables_json_and_warnings(tmp_path: Path, tal: T
 def test_plot_is_valid_svg_with_escaped_names() -> None:
     named = [Result("<script>alert(1)</script> & $co$", 0.31, 6.0), Result("a\x0b\x1b\ufffeb", 0.31, 6.0)]
     results = [*ANSCOMBE, *named]
-    drawn = plot(results, validity(results, samples=50, seed=0))
+    drawn = plot(results, validity(results))
     text = "".join(ElementTree.fromstring(drawn).itertext())  # noqa: S314
     assert all(result.name in text for result in results[:-1])
     assert "n = 13" in text
@@ -264,7 +290,7 @@ def test_reward_model_measured_on_training_items_is_marked(tmp_path: Path) -> No
         measure(tmp_path, name, made, dataset="mine.jsonl", training=hashes)
         (tmp_path / "selections" / f"{name}.json").write_text(json.dumps({"selected": {"mean": number + number**2}}))
     results = read_results(tmp_path)
-    found = validity(results, samples=50, seed=0)
+    found = validity(results)
     assert "b was trained on 9 of these 144 items" in found["warning"]
     drawn = plot(results, found)
     assert "accuracy on mine.jsonl, %" in drawn

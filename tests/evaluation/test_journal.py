@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 import random
 import resource
@@ -27,7 +28,7 @@ from think_as_locals.evaluation.journal import (
 )
 from think_as_locals.reward_models.reward_model import Answered, Request, ScoredItem
 from think_as_locals.reward_models.scalar import ResponseScorer
-from think_as_locals.types import ConfigError, DataError, Item
+from think_as_locals.types import ConfigError, DataError, Item, TooLong, TooLongError
 
 ITEMS = [
     make_item(id=f"item-{i:03}", prompt=f"{i}?", responses=tuple(f"answer {i}.{j}" for j in range(2 + i % 3)))
@@ -153,6 +154,29 @@ def test_damaged_line_is_reported_and_the_file_unchanged(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"answers\.jsonl:7: damaged .*remove this line"):
         measured(Hashing(), path)
     assert path.read_bytes() == b"".join(lines)
+
+
+class Brief(Hashing):
+    """It takes no response with a 1 at its end."""
+
+    def query(self, requests: Sequence[Request]) -> Answered:
+        if long := [place for place, each in enumerate(requests) if each.responses[0].endswith("1")]:
+            raise TooLongError("at most a few tokens", long)
+        yield from super().query(requests)
+
+
+def test_scores_fail_only_if_no_response_fits_or_that_is_an_error(tmp_path: Path) -> None:
+    rm, without_short = Brief(), [replace(item, responses=("a1", "b1")) for item in ITEMS[::3]]
+    with Journal(tmp_path / "answers.jsonl", rm.identity) as journal:
+        how: TooLong
+        for how in ("wrong", "exclude"):
+            found = AnswerCollector(rm, journal, silent, how).scores(ITEMS)  # each item has one that is too long
+            assert [[math.isnan(score) for score in of_item].index(True) for of_item in found] == [1] * len(ITEMS)
+            assert sum(not math.isnan(score) for of_item in found for score in of_item) == REQUESTS - len(ITEMS)
+            with pytest.raises(TooLongError, match="20 of 20 items are too long"):
+                AnswerCollector(rm, journal, silent, how).scores(without_short)
+        with pytest.raises(TooLongError, match="60 of 60 items are too long"):
+            AnswerCollector(rm, journal, silent, "error").scores(ITEMS)
 
 
 def test_journal_of_another_reward_model_is_rejected(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from data.sources.test_blend import a_folder
 from items import make_item
+from reward_models.scripted import Scripted
+from reward_models.tiny import write_classifier
 from rich.console import Console
 from rich.progress import Progress
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.model_schema import EvaluationConfig, SampleSection
+from think_as_locals.evaluation import sampling
 from think_as_locals.evaluation.sampling import (
     Question,
     advance,
@@ -24,6 +27,10 @@ from think_as_locals.evaluation.sampling import (
     yield_summary,
     yield_table,
 )
+from think_as_locals.reward_models.judge import Judge, JudgeSettings
+from think_as_locals.reward_models.protocols import JudgingProtocol
+from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.types import DataError, DataWarning
 
 ITEMS = [make_item(id=str(i), group=f"group {i}", culture=("TH", "JP")[i % 2]) for i in range(4)]
 
@@ -141,3 +148,27 @@ def test_prompts_task_asks_prompts_unchanged() -> None:
     asked = questions_of(section(*task), seed=0)
     assert all(isinstance(each, Question) and not each.votes for each in asked)
     assert "Answer" not in asked[0].item.prompt
+
+
+def test_candidates_whose_rating_cannot_be_parsed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted(lambda messages: "I like it: 9" if "wai" in messages[-1]["content"] else "It depends.")
+    settings = JudgeSettings(prompt="rewardbench2_ratings", max_completion_length=9)
+    pointwise = JudgingProtocol(kind="pointwise", orders=1, convention="strict")
+    judge = Judge(engine=engine, settings=settings, protocol=pointwise)
+    monkeypatch.setattr(sampling, "load_reward_model", lambda *_: judge)
+    task = section("sample=prompts", "sample.scorer=constant")
+    questions = [Question(item) for item in ITEMS[:2]]
+    with pytest.warns(DataWarning, match=r"2 of 4 candidates: .* cannot be parsed; their quality is taken as 5\.5"):
+        found = sampling.qualities(task, 0, questions, [["A wai.", "A bow."], ["A hug.", "A deep wai."]])
+    assert found == [[9.0, 5.5], [5.5, 9.0]]
+
+
+def test_candidates_too_long_for_their_scorer_name_what_to_change(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rm = ScalarRM.load(write_classifier(tmp_path))
+    monkeypatch.setattr(sampling, "load_reward_model", lambda *_: rm)
+    task = section("sample=prompts", "sample.scorer=constant")
+    message = r"longer than sample\.scorer takes: .* takes 256.*sample\.max_completion_length has to be smaller"
+    with pytest.raises(DataError, match=message):
+        sampling.qualities(task, 0, [Question(ITEMS[0])], [["tea", "rice " * 300]])

@@ -20,6 +20,7 @@ from think_as_locals.config.checks import load_data_config
 from think_as_locals.data import read
 from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import rewardbench2
+from think_as_locals.data.splits import select
 from think_as_locals.evaluation.carb import save
 from think_as_locals.evaluation.judgements import composite, merge_rows, row_name, tabulate
 from think_as_locals.judging import shuffle_responses
@@ -102,6 +103,7 @@ def test_example_has_the_published_score_and_counts_rows_once(tmp_path: Path) ->
 def test_single_rows_and_rows_without_scores_have_no_score() -> None:
     assert composite(tabulate(judged({"tied:1": ([9, 8], [2])}))) is None
     scored = judged(EXAMPLE)
+    assert composite(tabulate(scored[1:])) is None  # a row without one of its items
     for part in ("", "tied:1/3-"):  # with those that are left it would be another number
         unread = [replace(each, scores=None) if part in each.item.id else each for each in scored]
         assert composite(tabulate(unread)) is None
@@ -138,6 +140,20 @@ def test_rows_count_once_and_have_a_score_only_as_a_whole(
     expected = published({name: EXAMPLE[name] for name in rows})
     assert composite(table) == (pytest.approx(expected) if has_score else None)
     assert composite(tabulate(judged(EXAMPLE)[1:6])) is None
+
+
+@pytest.mark.parametrize("limit", [20, 60, 120])
+def test_rows_drawn_by_max_items_are_whole(limit: int) -> None:
+    """A row is right if all its right answers are: of half of them it would be right more often."""
+    rows: dict[str, Ratings] = {}
+    for prompt in range(20):
+        rows[f"tied:{prompt}"] = ([9.0] * (3 + prompt % 7) + [1.0], [2.0, 3.0])
+        rows[f"ref:{prompt}"] = ([9.0], [2.0, 3.0])
+    every = [each.item for each in judged(rows)]
+    merged = merge_rows(tabulate(scored_items(select(every, limit), rows)))
+    assert limit - 12 < len(select(every, limit)) <= limit
+    assert merged["id"].map(row_name).str.contains("tied").mean() == 0.5
+    assert merged["credit"].mean() == 0.5
 
 
 ratings = st.lists(st.integers(1, 10).map(float), min_size=1, max_size=9)

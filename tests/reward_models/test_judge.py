@@ -286,6 +286,20 @@ def test_log_probability_that_is_not_finite_is_no_score(item: Item, broken: floa
 
 
 @pytest.mark.parametrize(
+    ("prompt", "text", "reason"), [("listwise", "<verdict>B</verdict>", "stop"), ("rewardbench2", "[[B]]", "length")]
+)
+def test_log_probabilities_behind_a_void_verdict_are_no_scores(item: Item, prompt: str, text: str, reason: str) -> None:
+    rm = scripted("", prompt)
+    log_probs = {label: -float(i + 1) for i, label in enumerate(LABELS)}
+    answer = {"text": text, "finish_reason": reason, "label_log_probs": log_probs}
+    (request,) = rm.score_requests(item)
+    assert rm.read(request, answer).verdict is None
+    assert all(map(math.isnan, rm.scores(item, [answer])))
+    whole = {**answer, "text": completion(1) if prompt == "listwise" else text, "finish_reason": "stop"}
+    assert rm.scores(item, [whole]) == (-1.0, -2.0, -3.0, -4.0)
+
+
+@pytest.mark.parametrize(
     ("text", "label_log_probs", "expected"),
     [
         ("[[A]]", True, (math.nan,) * 4),  # log-probabilities that the engine does not give

@@ -11,13 +11,12 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import combinations, groupby, product
+from itertools import combinations, product
 from typing import Literal
 
 from think_as_locals.types import DataError, Item
 
 Split = Literal["group", "pairing"]
-_TIES = ("rewardbench2", "ties")  # source and domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +215,11 @@ def select(items: Sequence[Item], limit: int | None, cell: Callable[[Item], str]
     taken: Counter[str] = Counter()
     chosen = _draw_evenly(flip_sets(items), limit, cell, taken)
     ids = {item.id for item in chosen}
-    # Those of RewardBench 2's Ties with one prompt count together, and of a part of them too easily as right.
-    named = [(item.group if (item.source, item.domain) == _TIES else item.id, item.id, item) for item in items]
-    rest = sorted((each for each in named if each[1] not in ids), key=lambda each: each[:2])
-    units = [[item for *_, item in of_unit] for _, of_unit in groupby(rest, lambda each: each[0])]
-    return tuple(chosen + _draw_evenly(units, limit - len(chosen), cell, taken))
+    rest: dict[str, list[Item]] = defaultdict(list)
+    for item in sorted(items, key=lambda item: item.id):
+        if item.id not in ids:  # RewardBench 2's Ties are scored by whole prompts
+            rest[item.group if (item.source, item.domain) == ("rewardbench2", "ties") else item.id].append(item)
+    return tuple(chosen + _draw_evenly(rest.values(), limit - len(chosen), cell, taken))
 
 
 def _draw_evenly(

@@ -20,7 +20,6 @@ from think_as_locals.evaluation.judgements import (
     row_name,
     slot_bias,
     tabulate,
-    too_long_note,
 )
 from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, indices_by_name
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -35,6 +34,7 @@ KEYS = (
     *("in_format", "parse_failure", "parse_failure_ci95", "too_long", "faulty_rows", "trained_on"),
 )
 """The keys of a CARB file."""
+_TOO_LONG = {"exclude": "left out", "wrong": "counted as wrong"}
 _CONSTANT, _UNLIKE = 0.9, 0.2  # share of one label among the verdicts, and how much more often than it is best
 
 
@@ -149,7 +149,11 @@ def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
     trained_on, constant, faulty = trained_on_note(summary), constant_note(summary), summary["faulty_rows"]["n"]
     found = [
         f"{name} was {trained_on}" if trained_on else "",
-        *(f"{name}: {too_long_note(how, ids)}" for how, ids in summary["too_long"].items() if ids),
+        *(
+            f"{name}: {len(ids)} items too long for it or refused, {_TOO_LONG[how]}: {first_of(ids, 5)}"
+            for how, ids in summary["too_long"].items()
+            if ids
+        ),
         f"{name}: {constant}" if constant else "",
         f"{faulty:,} rows with faults left out, which tal data validate names" if faulty else "",
         macro_warning(summary["macro"]),

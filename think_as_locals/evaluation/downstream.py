@@ -6,7 +6,6 @@ An item has at most eight responses, so more candidates are judged in a knock-ou
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.pages import BLUE, GREY, draw, page_style, svg
 from think_as_locals.evaluation.probes import Scorer
-from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
+from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import figure, p_value
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
@@ -41,13 +40,16 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
     In these some candidate had no score: it was too long, or the judgement could not be parsed.
 
     The highest score of a group reaches the next round (after a tie or parse failures the first drawn), as does one
-    alone in its group. A hash of seed, id and text decides the draw. The scorer is called once for each round.
+    alone in its group. A hash of seed, id and text decides the draw, of each copy: equal candidates compete once, and
+    are as likely to come first as they are many. The scorer is called once for each round.
     """
     left, unsure, stage = list[list[int]](), set[int](), 0
     for row in rows:
-        first = {text: row.texts.index(text) for text in row.texts}  # of equal candidates
-        drawn = sorted(first, key=lambda text: hash_fraction(f"{row.id}:{text}", seed))
-        left.append([first[text] for text in drawn])
+        lots = {
+            text: min(hash_fraction(f"{row.id}:{text}{f':{copy}' * bool(copy)}", seed) for copy in range(copies))
+            for text, copies in Counter(row.texts).items()
+        }
+        left.append([row.texts.index(text) for text in sorted(lots, key=lots.__getitem__)])
     while any(len(drawn) > 1 for drawn in left):
         stage += 1
         parts = list[tuple[int, list[int]]]()
@@ -157,18 +159,17 @@ def read_results(path: Path) -> list[Result]:
 
 def write_validity(results: Sequence[Result], file: Path) -> dict[str, Any]:
     """Write `validity.json`, the file, and `validity.svg` beside it; return the content of the former."""
-    found = {**validity(results, samples=RESAMPLES, seed=0), "results": [asdict(result) for result in results]}
+    found = {**validity(results), "results": [asdict(result) for result in results]}
     write_json(file, found)
     write_text(file.with_suffix(".svg"), plot(results, found))
     return found
 
 
-def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, Any]:
+def validity(results: Sequence[Result]) -> dict[str, Any]:
     """Return how well accuracy predicts the downstream result, over reward models.
 
     Pearson's p-value is by Student's t, its interval by Fisher's z. Spearman's p-value is over all permutations with
-    fewer than ten reward models, its interval a percentile bootstrap. `leave_one_out` is the r2 of the others, or
-    `None` if undefined.
+    fewer than ten reward models. `leave_one_out` is the r2 of the others, or `None` if undefined.
     """
     if len(results) < _MIN_RMS:
         needed = f"a correlation needs at least {_MIN_RMS}: evaluate more of them on CARB"
@@ -194,7 +195,7 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
         "spearman": {
             "rho": float(spearman.statistic),
             "p": float(spearman.pvalue) if n >= _FEW_RMS else _rank_p(x, y),
-            "ci95": _rank_interval(x, y, samples, seed),
+            "ci95": _rank_interval(float(spearman.statistic), n),
         },
         "leave_one_out": {
             result.name: _r2([v for j, v in enumerate(x) if j != i], [v for j, v in enumerate(y) if j != i])
@@ -267,13 +268,9 @@ def _rank_p(x: Sequence[float], y: Sequence[float]) -> float:
     return float(test.pvalue)
 
 
-def _rank_interval(x: Sequence[float], y: Sequence[float], samples: int, seed: int) -> list[float]:
-    def rho(a: Any, b: Any, axis: int) -> Any:
-        return stats.pearsonr(stats.rankdata(a, axis=axis), stats.rankdata(b, axis=axis), axis=axis).statistic
-
-    with warnings.catch_warnings():
-        # A resample of a single reward model has no correlation and is left out.
-        warnings.simplefilter("ignore", stats.ConstantInputWarning)
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        rhos = stats.bootstrap((x, y), rho, paired=True, n_resamples=samples, method="percentile", rng=seed)
-    return [float(end) for end in np.nanquantile(rhos.bootstrap_distribution, [0.025, 0.975])]
+def _rank_interval(rho: float, n: int) -> list[float]:
+    """Return Bonett and Wright's interval (2000); a perfect order counts as halfway to the one with a swap."""
+    most = 1 - 6 / (n * (n * n - 1))
+    centre = math.atanh(min(most, max(-most, rho)))
+    reach = stats.norm.ppf(0.975) * math.sqrt((1 + rho**2 / 2) / (n - 3)) if n > 3 else math.inf
+    return [float(min(rho, math.tanh(centre - reach))), float(max(rho, math.tanh(centre + reach)))]

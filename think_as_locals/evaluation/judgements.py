@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.formats import VOIDING
 from think_as_locals.reward_models.reward_model import ScoredItem, is_unanswered
 from think_as_locals.runtime.files import parquet_batches
-from think_as_locals.types import ITEM_FIELDS, LABELS, DataError, Item, first_of
+from think_as_locals.types import ITEM_FIELDS, LABELS, DataError, Item
 
 OUTCOMES = ("right", "tie", "wrong", "parse failure", "too long")
 """The outcomes of a judgement; in a tie the best response shares the highest score with others.
@@ -122,12 +122,6 @@ class Judgements:
         """Return the indices of the items of each complete flip set; an item may be in several."""
         index_of = {item.id: index for index, item in enumerate(self.items)}
         return [np.array([index_of[item.id] for item in members]) for members in flip_sets(self.items)]
-
-
-def too_long_note(how: str, ids: Sequence[str]) -> str:
-    """Return how many items are too long or refused, how they count (`exclude` or `wrong`), and their first ids."""
-    counted = {"exclude": "left out", "wrong": "counted as wrong"}[how]
-    return f"{len(ids)} items too long for it or refused, {counted}: {first_of(ids, 5)}"
 
 
 def slot_bias(judged: Judgements, samples: int, seed: int) -> dict[str, Any]:

@@ -41,7 +41,6 @@ DIRECTIONS: dict[Edit, Literal["up", "down"]] = {"CC": "up", "RC": "down", "CL":
 _K = 1.0  # of cross-lingual consistency, exp(-k |change|), the change as a fraction; the paper does not publish its k
 
 _FORMS = ("relative", "paper")
-Estimator = Callable[..., Estimate]  # `estimate_mean` of values, groups and bounds
 
 
 def probe(
@@ -115,7 +114,7 @@ def applied(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{share}: {why}" if why else share
 
 
-def _summary(changes: DataFrame, form: str, estimate: Estimator) -> dict[str, Any]:
+def _summary(changes: DataFrame, form: str, estimate: Callable[..., Estimate]) -> dict[str, Any]:
     values, groups = _defined(changes, form)
     return {
         "absolute": estimate([abs(v) for v in values], groups, bounds=(0, math.inf)).as_dict("mean"),

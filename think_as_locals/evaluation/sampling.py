@@ -39,7 +39,7 @@ from think_as_locals.reward_models.reward_model import Answer, Answered, Request
 from think_as_locals.runtime.files import write_rows
 from think_as_locals.runtime.model_files import commit_of
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import LABELS, DataError, DataWarning, Item, first_of
+from think_as_locals.types import LABELS, DataError, DataWarning, Item, TooLongError, first_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,5 +287,14 @@ def qualities(
     rows = [PolicyRow(PolicyPrompt(i.prompt, i.culture, i.language, i.turns), clean(text)) for i, text in every]
     with closing(load_reward_model(section.scorer, seed)) as rm:
         reward = GroupReward(rm)
-        found = iter([reward.neutral if value is None else value for value, _ in reward.rewards(rows)])
+        try:
+            values = [value for value, _ in reward.rewards(rows)]
+        except TooLongError as error:
+            remedy = "raise sample.scorer.max_length where it reads more; else sample.max_completion_length has to be "
+            remedy += "smaller, or the scorer another one, under another run.name"
+            raise DataError(f"candidates are longer than sample.scorer takes: {error}; {remedy}") from error
+        if unread := values.count(None):
+            message = f"{unread:,} of {len(values):,} candidates: the scorer's answers cannot be parsed"
+            warnings.warn(f"{message}; their quality is taken as {reward.neutral:g}", DataWarning, stacklevel=2)
+        found = iter([reward.neutral if value is None else value for value in values])
     return [[next(found) for _ in of_q] for of_q in texts]

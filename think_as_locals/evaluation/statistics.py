@@ -18,9 +18,11 @@ from scipy.special import ndtr, stdtr, stdtrit
 
 _MAX_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
 FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (evaluation/README.md)
+_FEW_IN_CELL = 10  # with fewer groups in a cell too
 RESAMPLES = 2000  # of what compares runs, each of which may have its own `eval.bootstrap_samples`
 _MAX_CACHE_BYTES = 2**28  # bytes of draws
 _BLOCK = 2**20  # numbers of draws that are multiplied at once
+_EQUAL = 1e-9  # what rounding may leave between equal numbers
 
 Values = Sequence[float] | NDArray[np.float64]
 Floats = NDArray[np.float64]
@@ -70,7 +72,7 @@ def accuracy(
     """Return the mean of scores in [0, 1] with a 95 % interval; with `cells` the mean over cells of their means.
 
     If `cluster_bootstrap` gives no interval, it is Wilson's with Student's t for the normal quantile, for the effective
-    number of independent items (Korn and Graubard 1998), given the jackknife's variance or the scores', if greater.
+    number of independent items (Korn and Graubard 1998), given the jackknife's variance or that of items, if greater.
     """
     (estimate,) = accuracies([scores], groups, samples, seed, cells)
     return estimate
@@ -93,8 +95,9 @@ def _accuracy(values: Floats, group: Codes, cell: Codes, ci95: tuple[float, floa
     if not ci95:
         variance, dof = _jackknife(values, group, cell)
         method = "wilson" if math.isinf(dof) else "cluster_wilson"
-        variance = max(variance, float(values.var()) / n)
-        effective = mean * (1 - mean) / variance if variance else n
+        independent = _weighting(cell) / n
+        variance = max(variance, independent * float(((values - mean) ** 2).mean()))
+        effective = mean * (1 - mean) / variance if np.ptp(values) > _EQUAL else 1 / independent
         quantile = float(stdtrit(dof, 0.975))
         weight = quantile**2 / effective
         centre = (mean + weight / 2) / (1 + weight)
@@ -160,7 +163,7 @@ def cluster_bootstrap(
     """Return the 95 % intervals of means over cells, by expanded percentiles of a bootstrap over groups.
 
     All columns have the same draws. An interval is `None` if a bootstrap is not reliable: with fewer than `FEW_GROUPS`
-    groups, with a cell of a single group, or if all draws have the same mean.
+    groups, with a cell of fewer than `_FEW_IN_CELL`, or if all draws have the same mean.
     """
     group = group % _MAX_GROUPS
     groups, cells = int(group.max()) + 1, int(cell.max()) + 1
@@ -170,7 +173,7 @@ def cluster_bootstrap(
     sizes, *sums = (
         np.bincount(joint, weights, groups * cells).reshape(groups, cells) for weights in (np.ones(len(cell)), *columns)
     )
-    if (sizes > 0).sum(axis=0).min() == 1:
+    if (sizes > 0).sum(axis=0).min() < _FEW_IN_CELL:
         return [None] * len(columns)
     # The quantile of draws that stands for 2.5 % (Hesterberg 2015).
     tail = float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
@@ -181,7 +184,7 @@ def cluster_bootstrap(
         divisor, present = np.maximum(drawn, 1), (drawn > 0).sum(axis=1)
         for of_column, mean in zip(sums, means, strict=True):
             mean[rows] = (counts @ of_column / divisor).sum(axis=1) / present
-    ends, same = np.quantile(means, [tail, 1 - tail], axis=1).T.tolist(), np.ptp(means, axis=1) < 1e-9
+    ends, same = np.quantile(means, [tail, 1 - tail], axis=1).T.tolist(), np.ptp(means, axis=1) < _EQUAL
     return [None if is_same else (low, high) for (low, high), is_same in zip(ends, same, strict=True)]
 
 
@@ -231,10 +234,13 @@ def _jackknife(values: Floats, group: Codes, cell: Codes) -> tuple[float, float]
 def _variance_of_gain(gains: Floats, group: Codes, cell: Codes) -> tuple[float, float]:
     """Return the variance of the mean gain (the greater of groups' and independent items') and degrees of freedom."""
     variance, dof = _jackknife(gains, group, cell)
-    # Kish's design effect: items of small cells weigh more in a mean over cells; 1 where there is a single one.
+    return max(variance, _weighting(cell) * _variance_of_items(gains)), dof
+
+
+def _weighting(cell: Codes) -> float:
+    """Return Kish's design effect: items of small cells weigh more in a mean over cells; 1 with a single cell."""
     sizes = np.bincount(cell)
-    weighting = len(gains) / len(sizes) ** 2 * float((1 / sizes).sum())
-    return max(variance, weighting * _variance_of_items(gains)), dof
+    return len(cell) / len(sizes) ** 2 * float((1 / sizes).sum())
 
 
 def _variance_of_items(gains: Floats) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from think_as_locals.data.sources.jsonl import UNSEEN
 from think_as_locals.engines.engine import Backend
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.judge import Judge
@@ -198,7 +199,7 @@ class GroupReward:
         """Return all pairs of texts for a judge that compares, else each text and what fills up an item."""
         texts = [text or _BLANK for text in texts if text or self._lowest is None]
         pairs = combinations(texts, 2) if self._judge else ((text, text + _BLANK) for text in texts)
-        return [item_of(prompt, pair) for pair in pairs]
+        return [Item(id="policy", responses=pair, **UNSEEN, **prompt._asdict()) for pair in pairs]
 
     def _reward(self, text: str, group: Collection[str], values: list[float]) -> Reward:
         if not text and self._lowest is not None:
@@ -211,12 +212,6 @@ class GroupReward:
             return Reward(None, 0.0)
         split = sum(0 < value < 1 for value in known) if self._judge else 0
         return Reward(math.fsum(known) / len(known), split / len(known))
-
-
-def item_of(prompt: PolicyPrompt, texts: Sequence[str]) -> Item:
-    """Return an item of responses to a prompt; which of them is the best is unknown, and `best` means nothing."""
-    fields = prompt._asdict()
-    return Item(id="policy", responses=tuple(texts), best=0, domain="policy", group="policy", source="policy", **fields)
 
 
 def question(prompt: str | Turns) -> str:

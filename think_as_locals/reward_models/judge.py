@@ -298,10 +298,12 @@ class Judge:
             judgement, values = self.read(request, answer), list[float]()
             if self.protocol.kind == "pointwise":
                 values = [] if judgement.rating is None else [judgement.rating]
+            elif judgement.verdict is None:  # whatever label stands where
+                continue
             elif self.label_log_probs:
                 known, labels = answer.get("label_log_probs", {}), LABELS[: len(request.order)]
                 values = [known[label] for label in labels] if known.keys() >= {*labels} else []
-            elif judgement.verdict is not None:
+            else:
                 values = [float(i == judgement.verdict) for i in range(len(request.order))]
             for i, value in zip(request.order, values, strict=False):
                 found[i].append(value)

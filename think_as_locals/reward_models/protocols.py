@@ -66,8 +66,8 @@ class JudgingProtocol:
 
         A single prediction has `scores`: ratings, or shares of comparisons won (pairwise: of the others against the
         best response, which has 1/2). It has a verdict if everything could be parsed; else the credit of its scores, or
-        none (strict, not pairwise). A comparison that cannot be parsed is won by half (pairwise and strict: lost by the
-        best response).
+        none (strict, not pairwise). A comparison that cannot be parsed is won by half (strict: by none; pairwise and
+        strict: lost by the best response).
         """
         guesses = self.convention == "rewardbench2" and guesses_failures
         if self.kind == "listwise":
