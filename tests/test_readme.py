@@ -34,7 +34,7 @@ from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import jsonl
 from think_as_locals.integrations import inspect_tasks as inspect_registry
 from think_as_locals.integrations.trl_reward import judge_reward
-from think_as_locals.judging.prompt import prompt_names
+from think_as_locals.judging.formats import FORMATS
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.serving.app import create_app, load_server
 from think_as_locals.sweeps import sweep
@@ -221,7 +221,7 @@ def test_mentioned_paths_and_modules_exist() -> None:
 
 
 def test_mentioned_group_options_exist() -> None:
-    options = {**group_options(), "prompt": prompt_names()}
+    options = {**group_options(), "prompt": [*FORMATS]}
     for group, option in re.findall(r"`(\w+)=(\w+)", TEXT):
         assert option in options.get(group, [option]), f"{group}={option}"
 

@@ -19,7 +19,7 @@ from think_as_locals.config.compose import ASSETS, group_options, recipes
 from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import DataSection, KeyVariable, sections
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
-from think_as_locals.judging import prompt_names
+from think_as_locals.judging.formats import FORMATS
 from think_as_locals.scpo.report import DIFFERENCES
 from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource
 
@@ -253,7 +253,7 @@ NOWHERE = {"culture": "hidden", "rubric_language": "any"}
 
 
 def test_every_prompt_has_its_kind_and_rewards_that_it_asks_for() -> None:
-    assert {*GRAMMAR_PROMPTS, *VERDICT_PROMPTS, *RATING_PROMPTS} == {*prompt_names()}
+    assert {*GRAMMAR_PROMPTS, *VERDICT_PROMPTS, *RATING_PROMPTS} == {*FORMATS}
     for prompt in VERDICT_PROMPTS:
         assert f"which prompt {prompt} does not ask for" in faults({"prompt": {"template": prompt} | NOWHERE}, GRPO)
     for prompt in ("compact", "compact_responses_first"):

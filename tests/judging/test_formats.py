@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from items import RUBRIC, make_item
 
-from think_as_locals.judging import RULES, label_index, parse, prompt_format, prompt_names, render, write
+from think_as_locals.judging import RULES, label_index, parse, prompt_format, render, write
 from think_as_locals.judging.formats import FORMATS, VOIDING, Brackets, Format, UnknownPromptError
 from think_as_locals.judging.prompt import neutralise
 from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion, Judgement, Rubric
@@ -512,6 +513,7 @@ def test_every_prompt_has_a_format_and_an_unknown_one_lists_them() -> None:
     for prompt, n in (("rm_r1", 9), ("listwise", 9), ("listwise", 1), ("listwise", -1)):
         with pytest.raises(ValueError, match=f"from 2 to 8, got {n}"):
             prompt_format(prompt).read(GOOD, n, "stop")
-    assert sorted(FORMATS) == prompt_names()
+    folders = files("think_as_locals.judging").joinpath("prompts").iterdir()
+    assert {*FORMATS} == {folder.name for folder in folders if folder.is_dir()}
     assert [prompt for prompt, form in FORMATS.items() if form.asks_for_rating] == ["rewardbench2_ratings"]
     assert tuple(prompt for prompt, form in FORMATS.items() if type(form) is Format) == GRAMMAR_PROMPTS

@@ -5,7 +5,6 @@ from think_as_locals.judging.prompt import (
     CHAT_TOKENS,
     neutralise,
     prompt_digest,
-    prompt_names,
     prompt_texts,
     render,
     render_presented,

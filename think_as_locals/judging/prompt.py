@@ -48,13 +48,8 @@ _BREAK = " "  # breaks special tokens: BERT's normaliser removes invisible chara
 # Control and invisible characters: some normalisers read them as spaces, others remove them, all of a kind alike.
 _SPACE_OR_NOTHING = ("\x0b", "\x0c\x85", "\x1c\x1d\x1e\x1f", "\u200b\u200c\u200d\u200e\u200f\ufeff\ufffd")
 _TONE_MARKS = "\u1cf2\u1cf3"  # letters since Unicode 12, marks to older tokenizers
-_RESPONSES_FIRST = "_responses_first"
+_RESPONSES_FIRST = "_responses_first"  # templates whose question stands last
 _SHARED = ("grammar.txt", "unknown_culture.txt", *(f"rubric_language_{each}.txt" for each in get_args(RubricLanguage)))
-
-
-def prompt_names() -> list[str]:
-    """Return the names of the prompt templates; those called `NAME_responses_first` put the question last."""
-    return sorted(entry.name for entry in files(__package__).joinpath("prompts").iterdir() if entry.is_dir())
 
 
 def prompt_digest(prompt: str) -> str:
