@@ -100,6 +100,15 @@ def test_example_has_the_published_score_and_counts_rows_once(tmp_path: Path) ->
         assert "rewardbench2_ties" not in save(scored, tmp_path / "m.json", **about, protocol=protocol)
 
 
+def test_baselines_have_to_be_right_about_whole_rows(tmp_path: Path) -> None:
+    rows: dict[str, Ratings] = {"tied:1": ([9.0] * 3, [2.0] * 9), "ref:1": ([9.0], [2.0] * 3)}  # 3 x 2 items, and 1
+    found = save(judged(rows), tmp_path / "step-0.json", **ABOUT)["baselines"]
+    assert found["chance"]["accuracy"] == pytest.approx(((1 / 8 * 1 / 3) ** 3 + 1 / 4) / 2)
+    # "chosen 0" is shorter than "rejected 0", so right in all of them; ties of the longest count by chance.
+    assert found["shortest"]["accuracy"] == 1.0
+    assert found["longest"]["accuracy"] == 0.0
+
+
 def test_single_rows_and_rows_without_scores_have_no_score() -> None:
     assert composite(tabulate(judged({"tied:1": ([9, 8], [2])}))) is None
     scored = judged(EXAMPLE)

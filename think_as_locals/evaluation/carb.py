@@ -11,7 +11,6 @@ import numpy as np
 from rich.console import Console
 
 from think_as_locals.data.sources import SOURCES
-from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
 from think_as_locals.evaluation.judgements import (
     Judgements,
@@ -70,7 +69,7 @@ def summarise(
     known = {row_name(item.id) for item in items}
     drawn: dict[str, Any] = {"samples": bootstrap_samples, "seed": seed}
     credit, every = judged.by_item("credit"), np.arange(len(items))
-    measure = partial(_measure, group, baseline_credits(items), bootstrap_samples, seed)
+    measure = partial(_measure, group, judged.baselines(), bootstrap_samples, seed)
     shares = (rows[name].to_numpy(float) for name in ("parse_failure", "in_format"))
     failures, in_format = (accuracy(share, group[rows["item"]], **drawn) for share in shares)
     # An item in several orders counts in several positions, and one that was not presented in none.

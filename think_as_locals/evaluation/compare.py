@@ -11,7 +11,6 @@ import numpy as np
 from pandas import DataFrame
 
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells
 from think_as_locals.evaluation.judgements import Judgements
 from think_as_locals.evaluation.statistics import (
@@ -56,7 +55,7 @@ def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
         raise ConfigError(f"no breakdown by {by!r}; available: {', '.join(BREAKDOWNS)}")
     _check_same_items(a.items, b.items)
     both = a.by_item("credit"), b.by_item("credit")
-    compare_part = partial(_compare, columns=both, group=a.group, baselines=baseline_credits(a.items))
+    compare_part = partial(_compare, columns=both, group=a.group, baselines=a.baselines())
     every, flips, macro = np.arange(len(a.items)), a.flip_sets(), macro_cells(a.items)
     overall = [compare_part(_ALL, every, 1)]
     if flips:

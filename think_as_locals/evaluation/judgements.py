@@ -14,6 +14,7 @@ import pandas as pd
 from pyarrow import Table
 
 from think_as_locals.data import flip_sets
+from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracy, codes, difference
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.formats import VOIDING
@@ -90,23 +91,27 @@ class Judgements:
     """The items of a table of judgements, and its annotated rows without texts: `item` is an index into `items`."""
 
     items: tuple[Item, ...]  # sorted by id, with their responses in the order of the texts
+    every: tuple[Item, ...]  # the same, but with all items of a row of Ties
     group: Codes  # the question group of each item
     rows: pd.DataFrame
 
     @classmethod
     def of(cls, table: pd.DataFrame, known: dict[str, Item] | None = None) -> Judgements:
         """Return the judgements of a table; items that are equal to one in `known`, by id, share its memory."""
-        known, table = {} if known is None else known, merge_rows(table)
-        items = []
+        known, every = {} if known is None else known, list[Item]()
         for row in table.drop_duplicates("id").sort_values("id")[list(ITEM_FIELDS)].to_dict("records"):
             item = Item(**row)  # data sets may store the same responses in any order
             by_text = sorted(range(len(item.responses)), key=item.responses.__getitem__)
             item = reorder_responses(item, by_text)
-            items.append(known[item.id] if known.get(item.id) == item else item)
+            every.append(known[item.id] if known.get(item.id) == item else item)
             known.setdefault(item.id, item)
+        table = merge_rows(table)
+        shown = {*table["id"]}
+        items = [item for item in every if item.id in shown]
         numbers = {item.id: number for number, item in enumerate(items)}
         rows = annotate(table).assign(item=table["id"].map(numbers)).drop(columns=_TEXTS)
-        return cls(tuple(items), codes([item.group for item in items]), rows.sort_values("item", kind="stable"))
+        group = codes([item.group for item in items])
+        return cls(tuple(items), tuple(every), group, rows.sort_values("item", kind="stable"))
 
     @classmethod
     def read(cls, path: Path, known: dict[str, Item] | None = None) -> Judgements:
@@ -117,6 +122,15 @@ class Judgements:
         """Return the mean of a column over the judgements of each item."""
         means: Floats = self.rows.groupby("item")[name].mean().to_numpy(float)
         return means
+
+    def baselines(self) -> dict[str, Floats]:
+        """Return the credit of each item by baseline; a row of Ties needs that of all its items."""
+        numbers = {row_name(item.id): number for number, item in enumerate(self.items)}
+        place, found = [numbers[row_name(item.id)] for item in self.every], dict[str, Floats]()
+        for name, credit in baseline_credits(self.every).items():
+            found[name] = np.ones(len(self.items))
+            np.multiply.at(found[name], place, credit)
+        return found
 
     def flip_sets(self) -> list[Codes]:
         """Return the indices of the items of each complete flip set; an item may be in several."""

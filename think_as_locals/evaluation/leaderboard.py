@@ -19,7 +19,7 @@ from rich.console import RenderableType
 
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb, tables
-from think_as_locals.evaluation.baselines import NAMES, baseline_credits
+from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, language_name, macro_cells
 from think_as_locals.evaluation.compare import ALPHA
 from think_as_locals.evaluation.judgements import OUTCOMES, Judgements, annotate, grouped, read_judgements
@@ -185,7 +185,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
                 "probes": {name: part["relative"] for name, part in entry.probes.items()},
             }
         )
-    baselines = _baselines(items, group, flips, cells)
+    baselines = _baselines(entries[0].judged, flips, cells)
     return {
         "datasets": sorted({str(entry.summary["dataset"]) for entry in entries}),
         "splits": sorted({str(entry.summary["split"]) for entry in entries}),
@@ -198,14 +198,15 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
     }
 
 
-def _baselines(items: tuple[Item, ...], group: Codes, flips: Codes, cells: Codes) -> dict[str, dict[str, Any]]:
+def _baselines(judged: Judgements, flips: Codes, cells: Codes) -> dict[str, dict[str, Any]]:
     """Return the accuracies of the baselines: over cells, over items and on complete flip sets."""
-    credit, every = baseline_credits(items), np.arange(len(items))
+    credit, every = judged.baselines(), np.arange(len(judged.items))
     found: dict[str, dict[str, Any]] = {name: {"flips": {"n": 0}} for name in credit}
     for kind, indices, of_cells in (("macro", every, cells), ("micro", every, None), ("flips", flips, None)):
         if len(indices):
             columns = [column[indices] for column in credit.values()]
-            for name, estimate in zip(credit, accuracies(columns, group[indices], cells=of_cells), strict=True):
+            estimates = accuracies(columns, judged.group[indices], cells=of_cells)
+            for name, estimate in zip(credit, estimates, strict=True):
                 found[name][kind] = estimate.as_dict()
     return found
 
