@@ -195,6 +195,14 @@ def test_passes_of_few_tokens_add_up_to_the_micro_batch(make: Make, max_tokens: 
         assert trainer.accelerator.sync_gradients
 
 
+@pytest.mark.parametrize("arguments", [{"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}, {"family": "mixtral"}])
+def test_terms_of_all_tokens_are_those_of_a_whole_micro_batch(make: Make, arguments: dict[str, Any]) -> None:
+    trainer = make(loss_type="dapo", **arguments)
+    expected = loss_and_gradient(trainer, batch())
+    trainer._max_tokens = 18
+    assert_same(loss_and_gradient(trainer, batch()), expected)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_zero_advantage_rollouts_are_skipped_with_equal_gradients(
     make: Make, monkeypatch: pytest.MonkeyPatch, level: str

@@ -128,8 +128,9 @@ class SharedPrefixTrainer(GRPOTrainer):
     ) -> Tensor:
         """Return the loss of a micro-batch; of several passes, the gradients of all but the last are there already."""
         parts = [slice(None)]
-        # The entropy bonus is a mean over the tokens of a micro-batch, whatever the loss is.
-        if self._max_tokens is not None and self.model.training and not self._entropy_bonus_enabled:
+        # Terms of all tokens of a micro-batch together, whatever the loss is.
+        together = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
+        if self._max_tokens is not None and self.model.training and not together:
             masks = inputs["prompt_mask"], inputs["completion_mask"]
             parts = passes(inputs["prompt_ids"], *masks, self._max_tokens, self._most)
         losses = [torch.zeros((), device=self.accelerator.device)]
