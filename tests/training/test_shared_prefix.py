@@ -129,12 +129,21 @@ def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], l
     assert (found[1] - expected[1]).norm() <= 1e-5 * expected[1].norm(), loss_type
 
 
+def logged(trainer: SharedPrefixTrainer) -> dict[str, float]:
+    """The metrics of one micro-batch, each logged once, since the last call."""
+    metrics = {name: value for name, [value] in trainer._metrics["train"].items()}
+    trainer._metrics["train"].clear()
+    return metrics
+
+
 def assert_matches_trl(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
-    """Check loss and gradient against TRL's own; returns the gradient."""
-    expected = trl_loss_and_gradient(trainer, inputs)
+    """Check loss, gradient and metrics against TRL's own; returns the gradient."""
+    trainer._metrics["train"].clear()
+    expected, metrics = trl_loss_and_gradient(trainer, inputs), logged(trainer)
     found = loss_and_gradient(trainer, inputs)
     assert trainer.unshared_reason is None
     assert_same(found, expected, trainer.loss_type)
+    assert logged(trainer) == pytest.approx(metrics, rel=1e-4, abs=1e-5, nan_ok=True)
     return found[1]
 
 
@@ -187,11 +196,13 @@ def test_layers_that_do_not_take_packed_rows_fall_back_to_trl(make: Make, family
 def test_passes_of_few_tokens_add_up_to_the_micro_batch(make: Make, max_tokens: int, beta: float) -> None:
     trainer = make(beta=beta)
     loss_and_gradient(trainer, batch())  # its first pass compares itself with TRL's
+    trainer._metrics["train"].clear()
     for trainer.loss_type in LOSSES:
         trainer._max_tokens = None
-        expected = loss_and_gradient(trainer, batch())
+        expected, metrics = loss_and_gradient(trainer, batch()), logged(trainer)
         trainer._max_tokens = max_tokens
         assert_same(loss_and_gradient(trainer, batch()), expected, trainer.loss_type)
+        assert logged(trainer) == pytest.approx(metrics, rel=1e-4, abs=1e-5)
         assert trainer.accelerator.sync_gradients
 
 
@@ -284,8 +295,9 @@ def test_groups_of_equal_rewards_move_nothing_though_their_mean_is_rounded(
 
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 @pytest.mark.parametrize("loss_type", ["grpo", "vespo"])
+@pytest.mark.parametrize(("equal", "max_tokens"), [(False, None), (True, None), (True, 12)])
 def test_vllm_importance_sampling_needs_no_extra_pass(
-    make: Make, monkeypatch: pytest.MonkeyPatch, mode: str, loss_type: str
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: str, loss_type: str, equal: bool, max_tokens: int | None
 ) -> None:
     results = []
     for shared in (True, False):
@@ -297,8 +309,13 @@ def test_vllm_importance_sampling_needs_no_extra_pass(
         )
         loss_and_gradient(trainer, batch())  # past the first use, with its comparison
         trainer.use_vllm = True
+        trainer._max_tokens = max_tokens
         if not shared:
-            trainer.unshared_reason = "this is the reference"
+            trainer.unshared_reason, trainer._max_tokens = "this is the reference", None
+        if equal:  # the first group has no advantage
+            trainer.reward_funcs = [
+                lambda completion_ids, **_: [0.0] * G + [float(ids[0]) for ids in completion_ids[G:]]
+            ]
         monkeypatch.setattr(trainer, "_generate", _sampled)
         passes = _record_passes(trainer, monkeypatch)
         trainer._metrics["train"].clear()
@@ -315,6 +332,14 @@ def test_vllm_importance_sampling_needs_no_extra_pass(
     assert_same(found, expected)
     for name, values in metrics.items():
         assert values == pytest.approx(expected_metrics[name], rel=1e-4), name
+
+
+def test_infinite_importance_weight_is_masked(make: Make) -> None:
+    trainer = make(vllm_importance_sampling_mode="sequence_mask")
+    sampled = torch.tensor([[-60.0, -60.0], [0.0, 0.0]])
+    inputs = {"completion_mask": torch.ones(2, 2), "sampling_per_token_logps": sampled}
+    trainer._apply_correction(inputs, torch.zeros(2, 2))
+    assert inputs["importance_sampling_ratio"].tolist() == [[0.0], [1.0]]
 
 
 @pytest.mark.parametrize(

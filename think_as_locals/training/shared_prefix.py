@@ -63,6 +63,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._old_log_probs: list[Tensor] | None = None
         self._inputs: dict[str, Any] | None = None
         self._gradient_rows: list[bool] | None = None
+        self._of_passes: list[tuple[Tensor, Tensor]] = []  # log-probabilities and entropies of a micro-batch's passes
         self._skip_pass = False
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
@@ -133,7 +134,8 @@ class SharedPrefixTrainer(GRPOTrainer):
         if self._max_tokens is not None and self.model.training and not together:
             masks = inputs["prompt_mask"], inputs["completion_mask"]
             parts = passes(inputs["prompt_ids"], *masks, self._max_tokens, self._most)
-        losses = [torch.zeros((), device=self.accelerator.device)]
+        losses, metrics = [torch.zeros((), device=self.accelerator.device)], self._metrics["train"]
+        logged = {name: len(values) for name, values in metrics.items()}
         for number, rows in enumerate(parts, 1):
             part, weight = self._part(inputs, rows) if len(parts) > 1 else (inputs, 1.0)
             with nullcontext() if number == len(parts) else self._no_sync(model):
@@ -141,6 +143,12 @@ class SharedPrefixTrainer(GRPOTrainer):
                 if number < len(parts):
                     self.accelerator.backward(losses[-1], **{"scale_wrt_gas": False} if uses_deepspeed() else {})
                     losses[-1] = losses[-1].detach()
+        if len(parts) > 1:  # TRL's metrics of the whole micro-batch, in place of those of its passes
+            for name, values in metrics.items():
+                del values[logged.get(name, 0) :]
+            with torch.no_grad():
+                super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._of_passes.clear()
         return torch.stack(losses).sum()
 
     @contextmanager
@@ -201,6 +209,24 @@ class SharedPrefixTrainer(GRPOTrainer):
             self._metrics["train"]["sampling/effective_sample_size"].append(size)
 
     def _get_per_token_logps_and_entropies(
+        self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **options: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return log-probabilities and entropies of the completions, (B, C) each, with 0 for padding."""
+        if self._skip_pass:  # the first pass after sampling is that of the old log-probabilities
+            self._skip_pass = False
+            return torch.full((len(input_ids), logits_to_keep), torch.nan, device=input_ids.device), None, None
+        if self._of_passes and not torch.is_grad_enabled():
+            (logps, entropies), aux_loss = (torch.cat(parts) for parts in zip(*self._of_passes, strict=True)), None
+        else:
+            rows = (input_ids, attention_mask, logits_to_keep)
+            logps, entropies, aux_loss = self._compute_log_probs(model, *rows, **options)
+        if self._inputs is not None:
+            self._of_passes.append((logps.detach(), entropies.detach()))
+            if "importance_sampling_ratio" not in self._inputs and self._can_defer():
+                self._apply_correction(self._inputs, logps)
+        return logps, entropies, aux_loss
+
+    def _compute_log_probs(
         self,
         model: nn.Module,
         input_ids: Tensor,
@@ -210,11 +236,8 @@ class SharedPrefixTrainer(GRPOTrainer):
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
         **images: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return log-probabilities and entropies of the completions, (B, C) each, with 0 for padding."""
-        if self._skip_pass:  # the first pass after sampling is that of the old log-probabilities
-            self._skip_pass = False
-            return torch.full((len(input_ids), logits_to_keep), torch.nan, device=input_ids.device), None, None
+    ) -> tuple[Tensor, Any, Tensor | None]:
+        """Return the same, from packed rows or TRL's own."""
         trls = super()._get_per_token_logps_and_entropies
         if self.unshared_reason is None and not self._checked:
             first = slice(0, min(len(input_ids), self.num_generations))
@@ -224,27 +247,24 @@ class SharedPrefixTrainer(GRPOTrainer):
         if self.unshared_reason is not None:
             self.num_updated_tokens += input_ids.numel() if torch.is_grad_enabled() else 0
             options = (batch_size, compute_entropy, compute_aux_loss)
-            logps, entropies, aux_loss = trls(model, input_ids, attention_mask, logits_to_keep, *options, **images)
-            computed = None
-        else:
-            size, wanted, others = batch_size or len(input_ids), self._gradient_rows or [True] * len(input_ids), None
-            if compute_entropy and self._gradient_rows and (self.accelerator.num_processes > 1 or not all(wanted)):
-                with torch.no_grad():  # for the logged entropy alone, which is that of all rollouts
-                    rest = [not row for row in wanted]
-                    _, others = self._packed_log_probs(model, input_ids, attention_mask, logits_to_keep, rest)
-            chunks, parts = [], [slice(i, i + size) for i in range(0, len(input_ids), size)]
-            if self._max_tokens is not None and not torch.is_grad_enabled():
-                masks = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
-                parts = passes(input_ids[:, :-logits_to_keep], *masks, self._max_tokens, self._most)
-            for part in parts:
-                rows = (input_ids[part], attention_mask[part], logits_to_keep)
-                chunks.append(self._packed_log_probs(model, *rows, wanted[part]))
-            logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
-            entropies = entropies if others is None else entropies.detach() + others
-            entropies, aux_loss, computed = entropies if compute_entropy else None, None, self._gradient_rows
-        if self._inputs is not None and "importance_sampling_ratio" not in self._inputs and self._can_defer():
-            self._apply_correction(self._inputs, logps, computed)
-        return logps, entropies, aux_loss
+            return trls(model, input_ids, attention_mask, logits_to_keep, *options, **images)  # type: ignore[no-any-return]
+        size, wanted = batch_size or len(input_ids), self._gradient_rows or [True] * len(input_ids)
+        others = None
+        if self._gradient_rows and (self.accelerator.num_processes > 1 or not all(wanted)):
+            with torch.no_grad():  # for metrics alone, which are of all rollouts
+                rest = [not row for row in wanted]
+                others = self._packed_log_probs(model, input_ids, attention_mask, logits_to_keep, rest)
+        chunks, parts = [], [slice(i, i + size) for i in range(0, len(input_ids), size)]
+        if self._max_tokens is not None and not torch.is_grad_enabled():
+            masks = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
+            parts = passes(input_ids[:, :-logits_to_keep], *masks, self._max_tokens, self._most)
+        for part in parts:
+            rows = (input_ids[part], attention_mask[part], logits_to_keep)
+            chunks.append(self._packed_log_probs(model, *rows, wanted[part]))
+        logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        if others is not None:
+            logps, entropies = logps + others[0], entropies.detach() + others[1]
+        return logps, entropies if compute_entropy else None, None
 
     def _packed_log_probs(
         self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int, wanted: Sequence[bool]
@@ -326,20 +346,19 @@ class SharedPrefixTrainer(GRPOTrainer):
         width = batch["completion_ids"].shape[1]
         batch["old_per_token_logps"] = torch.cat([pad(part, (0, width - part.shape[1])) for part in old])
         if self.use_vllm and self.vllm_importance_sampling_correction:
-            self._apply_correction(batch, batch["old_per_token_logps"], None)
+            self._apply_correction(batch, batch["old_per_token_logps"])
 
-    def _apply_correction(self, inputs: dict[str, Any], log_probs: Tensor, computed: list[bool] | None) -> None:
-        """Add importance weights to a micro-batch, given log-probabilities (B, C); rows not `computed` get 1."""
-        rows = torch.tensor(computed or [True] * len(log_probs), device=log_probs.device)[:, None]
-        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1) * rows).bool()
+    def _apply_correction(self, inputs: dict[str, Any], log_probs: Tensor) -> None:
+        """Add importance weights to a micro-batch, given log-probabilities (B, C)."""
+        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
         difference = log_probs.detach() - inputs["sampling_per_token_logps"]  # NaN where vLLM could not score a token
         level, _, form = self.vllm_importance_sampling_mode.partition("_")
         exponent = difference.nan_to_num(nan=0.0) * mask
         ratio = (exponent.sum(-1, keepdim=True) if level == "sequence" else exponent).exp()  # (B, 1) or (B, C)
         low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
         clipped = ratio if low is None and high is None else ratio.clamp(min=low, max=high)
-        ratio = clipped if form == "truncate" else ratio * (clipped == ratio)
-        inputs["importance_sampling_ratio"] = torch.where(rows, ratio, 1.0)
+        ratio = clipped if form == "truncate" else torch.where(clipped == ratio, ratio, 0.0)  # it may be infinite
+        inputs["importance_sampling_ratio"] = ratio
         # TRL's own metrics of the correction.
         gather, metrics = self.accelerator.gather, self._metrics["train"]
         tokens = difference[mask & ~difference.isnan()].abs()
@@ -404,7 +423,7 @@ def micro_batches(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
     for rows in order.chunk(count):
         part = rows_of(batch, rows)
         left = prompts - int(part["prompt_mask"].sum(1).max())
-        right = max(1, int(part["completion_mask"].sum(1).max()))
+        right = max(2, int(part["completion_mask"].sum(1).max()))
         for key, value in part.items():
             if key.startswith("prompt_"):
                 part[key] = value[:, left:]
