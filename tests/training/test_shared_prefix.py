@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -204,6 +205,16 @@ def test_passes_of_few_tokens_add_up_to_the_micro_batch(make: Make, max_tokens: 
         assert_same(loss_and_gradient(trainer, batch()), expected, trainer.loss_type)
         assert logged(trainer) == pytest.approx(metrics, rel=1e-4, abs=1e-5)
         assert trainer.accelerator.sync_gradients
+
+
+def test_ranks_gather_metrics_of_whole_micro_batches_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
+    loss_and_gradient(trainer, batch())
+    trainer._max_tokens = 18  # passes of one to three rows, elsewhere of others
+    gather = Mock(side_effect=trainer.accelerator.gather)
+    monkeypatch.setattr(trainer.accelerator, "gather", gather)
+    loss_and_gradient(trainer, batch())
+    assert {len(call.args[0]) for call in gather.call_args_list} == {1, 2 * G}  # 1: the number of passes
 
 
 @pytest.mark.parametrize("arguments", [{"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}, {"family": "mixtral"}])

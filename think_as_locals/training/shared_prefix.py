@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object
@@ -139,7 +140,8 @@ class SharedPrefixTrainer(GRPOTrainer):
         for number, rows in enumerate(parts, 1):
             part, weight = self._part(inputs, rows) if len(parts) > 1 else (inputs, 1.0)
             with nullcontext() if number == len(parts) else self._no_sync(model):
-                losses.append(weight * super().compute_loss(model, part, return_outputs, num_items_in_batch))
+                with self._alone() if len(parts) > 1 else nullcontext():
+                    losses.append(weight * super().compute_loss(model, part, return_outputs, num_items_in_batch))
                 if number < len(parts):
                     self.accelerator.backward(losses[-1], **{"scale_wrt_gas": False} if uses_deepspeed() else {})
                     losses[-1] = losses[-1].detach()
@@ -150,6 +152,14 @@ class SharedPrefixTrainer(GRPOTrainer):
                 super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         self._of_passes.clear()
         return torch.stack(losses).sum()
+
+    def _alone(self) -> Any:
+        """Gather nothing from other ranks, whose passes have other numbers of rows: of a pass no metric is kept."""
+
+        def keep(tensor: Tensor, **_: Any) -> Tensor:
+            return tensor
+
+        return patch.multiple(self.accelerator, gather=keep, reduce=keep)
 
     @contextmanager
     def _no_sync(self, model: nn.Module) -> Iterator[None]:
