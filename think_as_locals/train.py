@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -138,8 +139,10 @@ def cold_start(
     state = PartialState()
     batch = sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
     count = sft.max_steps * batch if config.model.scratch is not None else None
-    # A file has them source by source; ours are drawn at random: a new judge's tokenizer is trained on the first.
-    written = random.Random(config.seed).sample(data.demonstrations, len(data.demonstrations))
+    # A file has them source by source; ours are drawn at random: a new judge's tokenizer is trained on the first. Those
+    # of an item, which may be in both orders, stay together.
+    place = defaultdict[Item, float](random.Random(config.seed).random)
+    written = sorted(data.demonstrations, key=lambda each: place[each.item])
     demonstrations = written or list(demonstrate(data.train, count, sft, config.seed, config.prompt.template))
     model = str(config.model.path)
     if config.model.scratch is not None:
