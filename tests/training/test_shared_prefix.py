@@ -288,15 +288,19 @@ def test_training_matches_trl_step_by_step(make: Make, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("differing", "scale"), [(0.1, "group"), (0.0, "group"), (0.0, "batch"), (0.0, "none")])
+@pytest.mark.parametrize("failed", [None, 3])
 def test_groups_of_equal_rewards_move_nothing_though_their_mean_is_rounded(
-    make: Make, differing: float, scale: str
+    make: Make, differing: float, scale: str, failed: int | None
 ) -> None:
     trainer = make(max_steps=1, gradient_accumulation_steps=2, generation_batch_size=16, scale_rewards=scale)
     trainer.num_generations = 8
     trainer.reward_funcs = [
-        lambda prompts, **_: [-0.8 if p == prompts[0] else -0.8 - differing * i for i, p in enumerate(prompts)]
+        lambda prompts, **_: [
+            None if i == failed else -0.8 if p == prompts[0] else -0.8 - differing * i for i, p in enumerate(prompts)
+        ]
     ]
-    assert (torch.full((8,), -0.8) - torch.full((8,), -0.8).nanmean()).all()
+    for scored in (7, 8):
+        assert (torch.full((scored,), -0.8) - torch.full((scored,), -0.8).nanmean()).all()
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
     assert trainer.state.log_history[0]["frac_reward_zero_std"] == (0.5 if differing else 1)

@@ -108,7 +108,9 @@ class SharedPrefixTrainer(GRPOTrainer):
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.model.training and self.multi_objective_aggregation == "sum_then_normalize":
             groups = self.accelerator.gather(batch["advantages"]).view(-1, self.num_generations)
-            equal, size = groups.amax(1) == groups.amin(1), len(batch["advantages"])
+            inf, size = torch.full_like(groups, torch.inf), len(batch["advantages"])
+            scored = groups != 0  # but for those whose reward failed
+            equal = torch.where(scored, groups, -inf).amax(1) <= torch.where(scored, groups, inf).amin(1)
             self._metrics["train"]["frac_reward_zero_std"][-1] = equal.float().mean().item()
             first = self.accelerator.process_index * size
             here = equal.repeat_interleave(self.num_generations)[first : first + size]
