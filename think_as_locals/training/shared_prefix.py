@@ -227,64 +227,47 @@ class SharedPrefixTrainer(GRPOTrainer):
         if self._skip_pass:  # the first pass after sampling is that of the old log-probabilities
             self._skip_pass = False
             return torch.full((len(input_ids), logits_to_keep), torch.nan, device=input_ids.device), None, None
+        found: Any
         if self._of_passes and not torch.is_grad_enabled():
-            (logps, entropies), aux_loss = (torch.cat(parts) for parts in zip(*self._of_passes, strict=True)), None
+            found = (*map(torch.cat, zip(*self._of_passes, strict=True)), None)
         else:
-            rows = (input_ids, attention_mask, logits_to_keep)
-            logps, entropies, aux_loss = self._compute_log_probs(model, *rows, **options)
+            found = self._compute_log_probs(model, input_ids, attention_mask, logits_to_keep, **options)
         if self._inputs is not None:
-            self._of_passes.append((logps.detach(), entropies.detach()))
+            self._of_passes.append((found[0].detach(), found[1].detach()))
             if "importance_sampling_ratio" not in self._inputs and self._can_defer():
-                self._apply_correction(self._inputs, logps)
-        return logps, entropies, aux_loss
+                self._apply_correction(self._inputs, found[0])
+        return found  # type: ignore[no-any-return]
 
     def _compute_log_probs(
-        self,
-        model: nn.Module,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **images: Any,
-    ) -> tuple[Tensor, Any, Tensor | None]:
-        """Return the same, from packed rows or TRL's own."""
+        self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int, **options: Any
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the same for B x (P+C) tokens, of packed rows or as TRL does."""
         trls = super()._get_per_token_logps_and_entropies
         if self.unshared_reason is None and not self._checked:
-            first = slice(0, min(len(input_ids), self.num_generations))
-            rows = (input_ids[first], attention_mask[first], logits_to_keep)
+            rows = (ids[: self.num_generations], mask[: self.num_generations], num_labels)
             with torch.no_grad():
-                self._check(model, rows, lambda: trls(model, *rows, batch_size, compute_entropy, **images)[0])
+                self._check(model, rows, lambda: trls(model, *rows, **options)[0])
         if self.unshared_reason is not None:
-            self.num_updated_tokens += input_ids.numel() if torch.is_grad_enabled() else 0
-            options = (batch_size, compute_entropy, compute_aux_loss)
-            return trls(model, input_ids, attention_mask, logits_to_keep, *options, **images)  # type: ignore[no-any-return]
-        size, wanted = batch_size or len(input_ids), self._gradient_rows or [True] * len(input_ids)
-        others = None
+            self.num_updated_tokens += ids.numel() if torch.is_grad_enabled() else 0
+            return trls(model, ids, mask, num_labels, **options)  # type: ignore[no-any-return]
+        size, wanted, others = options.get("batch_size") or len(ids), self._gradient_rows or [True] * len(ids), None
         if self._gradient_rows and (self.accelerator.num_processes > 1 or not all(wanted)):
             with torch.no_grad():  # for metrics alone, which are of all rollouts
-                rest = [not row for row in wanted]
-                others = self._packed_log_probs(model, input_ids, attention_mask, logits_to_keep, rest)
-        chunks, parts = [], [slice(i, i + size) for i in range(0, len(input_ids), size)]
+                others = self._packed_log_probs(model, ids, mask, num_labels, [not row for row in wanted])
+        parts = [slice(i, i + size) for i in range(0, len(ids), size)]
         if self._max_tokens is not None and not torch.is_grad_enabled():
-            masks = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
-            parts = passes(input_ids[:, :-logits_to_keep], *masks, self._max_tokens, self._most)
-        for part in parts:
-            rows = (input_ids[part], attention_mask[part], logits_to_keep)
-            chunks.append(self._packed_log_probs(model, *rows, wanted[part]))
-        logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+            masks = mask[:, :-num_labels], mask[:, -num_labels:]
+            parts = passes(ids[:, :-num_labels], *masks, self._max_tokens, self._most)
+        chunks = [self._packed_log_probs(model, ids[part], mask[part], num_labels, wanted[part]) for part in parts]
+        logps, entropies = (torch.cat(each) for each in zip(*chunks, strict=True))
         if others is not None:
             logps, entropies = logps + others[0], entropies.detach() + others[1]
-        return logps, entropies if compute_entropy else None, None
+        return logps, entropies, None
 
     def _packed_log_probs(
         self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int, wanted: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies (B, C) of the wanted ones of B x (P+C) tokens, 0 of others.
-
-        They are from one pass of one packed row.
-        """
+        """Return log-probabilities and entropies (B, C) of the wanted rows, 0 of others; they are one packed row."""
         seen = mask.bool()
         prompts = [row[real] for row, real in zip(ids[:, :-num_labels], seen[:, :-num_labels], strict=True)]
         completions = [
@@ -452,9 +435,6 @@ def passes(
 
     Groups stay whole unless one alone is larger: then each of its parts has the prompt. `agree` returns how many parts
     all ranks are to have, given how many this one needs; with fewer rows than that, some are empty.
-
-    Example:
-        passes(ids, of_prompts, of_completions, 4096)  # [slice(0, 16), slice(16, 32)]: two groups of 8 in each pass
     """
     prompts, completions = (mask.sum(1).tolist() for mask in (prompt_mask, completion_mask))
     group = _groups(prompt_ids)
