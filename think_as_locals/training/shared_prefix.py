@@ -15,6 +15,7 @@ On policy, the old log-probabilities by which TRL corrects for vLLM's are those 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -137,8 +138,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         if self._max_tokens is not None and self.model.training and not together:
             masks = inputs["prompt_mask"], inputs["completion_mask"]
             parts = passes(inputs["prompt_ids"], *masks, self._max_tokens, self._most)
-        losses, metrics = [torch.zeros((), device=self.accelerator.device)], self._metrics["train"]
-        logged = {name: len(values) for name, values in metrics.items()}
+        losses = [torch.zeros((), device=self.accelerator.device)]
         for number, rows in enumerate(parts, 1):
             part, weight = self._part(inputs, rows) if len(parts) > 1 else (inputs, 1.0)
             with nullcontext() if number == len(parts) else self._no_sync(model):
@@ -147,21 +147,22 @@ class SharedPrefixTrainer(GRPOTrainer):
                 if number < len(parts):
                     self.accelerator.backward(losses[-1], **{"scale_wrt_gas": False} if uses_deepspeed() else {})
                     losses[-1] = losses[-1].detach()
-        if len(parts) > 1:  # TRL's metrics of the whole micro-batch, in place of those of its passes
-            for name, values in metrics.items():
-                del values[logged.get(name, 0) :]
-            with torch.no_grad():
+        if len(parts) > 1:
+            with torch.no_grad():  # for the metrics, of what the passes computed
                 super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         self._of_passes.clear()
         return torch.stack(losses).sum()
 
-    def _alone(self) -> Any:
-        """Gather nothing from other ranks, whose passes have other numbers of rows: of a pass no metric is kept."""
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Log nothing, and gather nothing from other ranks, whose passes have other numbers of rows."""
 
         def keep(tensor: Tensor, **_: Any) -> Tensor:
             return tensor
 
-        return patch.multiple(self.accelerator, gather=keep, reduce=keep)
+        here = patch.multiple(self.accelerator, gather=keep, reduce=keep)
+        with here, patch.dict(self._metrics, train=defaultdict(list)):
+            yield
 
     @contextmanager
     def _no_sync(self, model: nn.Module) -> Iterator[None]:
@@ -357,7 +358,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         # TRL's own metrics of the correction.
         gather, metrics = self.accelerator.gather, self._metrics["train"]
         tokens = difference[mask & ~difference.isnan()].abs()
-        weights = ratio[mask.any(-1)].flatten() if ratio.shape[1] == 1 else ratio[mask]
+        weights = ratio[:, 0] if ratio.shape[1] == 1 else ratio[mask]
         tokens, weights = (
             values if values.numel() else values.new_full((1,), torch.nan) for values in (tokens, weights)
         )
