@@ -42,8 +42,8 @@ class SharedPrefixTrainer(GRPOTrainer):
     If a model or setting is not supported, or the first group's log-probabilities differ from TRL's own by more than
     rounding, it computes as TRL does, and `unshared_reason` says why. With
     `float32_head` the LM head computes in float32, even under autocast. With `scores_rubrics`, the policy scores
-    rubrics between sampling and loss; off policy, that pass also gives the rollouts' old log-probabilities to
-    `add_old_log_probs`. With `max_tokens`, a micro-batch is taken in passes of at most so many tokens, whose gradients
+    rubrics between sampling and loss; off policy, that pass also adds the rollouts' old log-probabilities to
+    `old_log_probs`. With `max_tokens`, a micro-batch is taken in passes of at most so many tokens, whose gradients
     add up to its own.
     """
 
@@ -62,7 +62,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         self._scores_rubrics = scores_rubrics
         self._max_tokens = max_tokens
-        self._old_log_probs: list[Tensor] | None = None
+        self.old_log_probs: list[Tensor] | None = None
         self._inputs: dict[str, Any] | None = None
         self._gradient_rows: list[bool] | None = None
         self._of_passes: list[tuple[Tensor, Tensor]] = []  # log-probabilities and entropies of a micro-batch's passes
@@ -95,12 +95,12 @@ class SharedPrefixTrainer(GRPOTrainer):
         parts = self.args.steps_per_generation
         if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
             elsewhere = self._can_defer() or (self._scores_rubrics and not self._on_policy)
-            self._skip_pass = elsewhere and self.unshared_reason is None
-            self._old_log_probs = [] if self._skip_pass else None
+            self._skip_pass = deferred = elsewhere and self.unshared_reason is None
+            self.old_log_probs = [] if deferred and not self._on_policy else None
             batch = self._generate_and_score_completions(generation_batch)
-            if self._old_log_probs is not None:
-                self._defer_correction(batch, self._old_log_probs)
-                self._old_log_probs = None
+            if deferred:
+                self._defer_correction(batch, self.old_log_probs)
+            self.old_log_probs = None
             self._buffered_inputs = micro_batches(batch, parts)
         return self._buffered_inputs[self._step % parts]
 
@@ -109,24 +109,13 @@ class SharedPrefixTrainer(GRPOTrainer):
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.model.training and self.multi_objective_aggregation == "sum_then_normalize":
             groups = self.accelerator.gather(batch["advantages"]).view(-1, self.num_generations)
-            inf, size = torch.full_like(groups, torch.inf), len(batch["advantages"])
-            scored = groups != 0  # but for those whose reward failed
-            equal = torch.where(scored, groups, -inf).amax(1) <= torch.where(scored, groups, inf).amin(1)
+            # Of one sign, or 0 where a reward failed: other rewards lie on both sides of their mean.
+            equal, size = (groups >= 0).all(1) | (groups <= 0).all(1), len(batch["advantages"])
             self._metrics["train"]["frac_reward_zero_std"][-1] = equal.float().mean().item()
             first = self.accelerator.process_index * size
             here = equal.repeat_interleave(self.num_generations)[first : first + size]
             batch["advantages"] = batch["advantages"].masked_fill(here, 0.0)
         return batch
-
-    @property
-    def wants_old_log_probs(self) -> bool:
-        """Whether the pass that scores rubrics must compute the rollouts' old log-probabilities too."""
-        return self._old_log_probs is not None and not self._on_policy
-
-    def add_old_log_probs(self, log_probs: Tensor) -> None:
-        """Add the old log-probabilities of the next rollouts, (rows, tokens)."""
-        if self._old_log_probs is not None:
-            self._old_log_probs.append(log_probs)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -328,14 +317,14 @@ class SharedPrefixTrainer(GRPOTrainer):
         """Return whether TRL would compute old log-probabilities only for this correction."""
         return bool(self.use_vllm and self.vllm_importance_sampling_correction and self._on_policy)
 
-    def _defer_correction(self, batch: dict[str, Any], old: list[Tensor]) -> None:
+    def _defer_correction(self, batch: dict[str, Any], old: list[Tensor] | None) -> None:
         """Remove what TRL computed from log-probabilities of NaN from a generation batch and from its metrics."""
         for name in ("old_per_token_logps", "importance_sampling_ratio"):
             batch.pop(name, None)
         for name, values in self._metrics["train"].items():
             if name.startswith(("sampling/sampling_", "sampling/importance_")):
                 values.pop()
-        if self._on_policy:
+        if old is None:
             return
         if not old:
             raise RuntimeError("off policy, scoring rubrics computes old log-probabilities, but it did not run")
