@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -347,6 +348,19 @@ def test_vllm_importance_sampling_needs_no_extra_pass(
     assert_same(found, expected)
     for name, values in metrics.items():
         assert values == pytest.approx(expected_metrics[name], rel=1e-4), name
+
+
+def test_extreme_importance_weights_are_those_of_a_generation_batch(make: Make) -> None:
+    truncated = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 9.0}
+    trainer = make(gradient_accumulation_steps=2, **truncated)
+    for trainer._step, sampled in enumerate((-2.0, -1.0, -0.5, -0.25)):  # two micro-batches of each
+        inputs = {"completion_mask": torch.ones(2, 3), "sampling_per_token_logps": torch.full((2, 3), sampled)}
+        trainer._apply_correction(inputs, torch.zeros(2, 3))
+    metrics = trainer._metrics["train"]
+    assert metrics["sampling/sampling_logp_difference/max"] == [2.0, 0.5]
+    assert metrics["sampling/sampling_logp_difference/mean"] == [2.0, 1.0, 0.5, 0.25]
+    assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx([math.exp(2), math.exp(0.5)])
+    assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx([math.exp(1), math.exp(0.25)])
 
 
 def test_infinite_importance_weight_is_masked(make: Make) -> None:

@@ -344,13 +344,10 @@ class SharedPrefixTrainer(GRPOTrainer):
         clipped = ratio if low is None and high is None else ratio.clamp(min=low, max=high)
         ratio = clipped if form == "truncate" else torch.where(clipped == ratio, ratio, 0.0)  # it may be infinite
         inputs["importance_sampling_ratio"] = ratio
-        # TRL's own metrics of the correction.
-        gather, metrics = self.accelerator.gather, self._metrics["train"]
+        # TRL's own metrics of the correction, extremes those of a generation batch.
         tokens = difference[mask & ~difference.isnan()].abs()
         weights = ratio[:, 0] if ratio.shape[1] == 1 else ratio[mask]
-        tokens, weights = (
-            values if values.numel() else values.new_full((1,), torch.nan) for values in (tokens, weights)
-        )
+        tokens, weights = (each if len(each) else each.new_full((1,), torch.nan) for each in (tokens, weights))
         for name, value, over_ranks in (
             ("sampling_logp_difference/mean", tokens.mean(), torch.nanmean),
             ("sampling_logp_difference/max", tokens.max(), nanmax),
@@ -358,7 +355,10 @@ class SharedPrefixTrainer(GRPOTrainer):
             ("importance_sampling_ratio/mean", weights.mean(), torch.nanmean),
             ("importance_sampling_ratio/max", weights.max(), nanmax),
         ):
-            metrics[f"sampling/{name}"].append(over_ranks(gather(value.reshape(1))).item())
+            found, values = self.accelerator.gather(value.reshape(1)), self._metrics["train"][f"sampling/{name}"]
+            if values and over_ranks is not torch.nanmean and self._step % self.args.steps_per_generation:
+                found = torch.cat([found, found.new_tensor([values.pop()])])  # of the micro-batches before
+            values.append(over_ranks(found).item())
 
 
 def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
