@@ -9,7 +9,7 @@ import shutil
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,8 +35,9 @@ from think_as_locals.judging import render
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.training_items import count_trained_on, item_hash, read_training_items
 from think_as_locals.run import start
+from think_as_locals.runtime.files import write_rows
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.cold_start import ColdStartTrainer
+from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 from think_as_locals.training.grpo import load_chat
 from think_as_locals.types import ConfigError, DataError, Demonstration, Item, RunStoppedError, TooLongError
 
@@ -231,6 +232,27 @@ def test_over_long_training_prompts_are_dropped_from_both_stages(tmp_path: Path,
         start(recipe, [*words, "run.name=none", "data.max_prompt_tokens=9"])
     with pytest.raises(ConfigError, match=rf"expected at most the number of training items, {len(short)}:"):
         start(recipe, [*words, "run.name=few", f"grpo.per_device_train_batch_size={8 * len(items)}"])
+
+
+def test_demonstrations_of_a_file_are_shuffled_by_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_recipe("recipes/quickstart.yaml", ["sft.biased_share=0.0"])
+    made = list(demonstrate(load(config.data, config.seed).train[:20], None, config.sft, 0))  # type: ignore[arg-type]
+    rows = [{"item": asdict(each.item), "order": each.order, "completion": each.completion} for each in made]
+    write_rows(tmp_path / "shown.jsonl", rows)
+    shown = list[Demonstration]()
+
+    def trainer(config: Any, sft: Any, model: Any, demonstrations: list[Demonstration], checkpoints: Any) -> None:
+        shown.extend(demonstrations)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "ColdStartTrainer", trainer)
+    words = [f"sft.data={tmp_path / 'shown.jsonl'}", f"run.dir={tmp_path}", "run.name=shown", *QUICK]
+    with pytest.raises(RunStoppedError):
+        start("recipes/quickstart.yaml", words)
+    assert shown != made
+    assert set(shown) == set(made)
+    for one, other in zip(shown[::2], shown[1::2], strict=True):  # in both orders
+        assert (one.item, one.order) == (other.item, other.order[::-1])
 
 
 def test_over_long_items_whose_origins_other_rows_tell_are_not_demonstrated(

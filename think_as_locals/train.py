@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -22,7 +21,7 @@ from think_as_locals.config.run_schema import RunConfig
 from think_as_locals.config.schema import SftSection
 from think_as_locals.data.load import EvalSet, TrainingData, describe_items
 from think_as_locals.data.sources import jsonl
-from think_as_locals.data.splits import mix, select, shuffle_labels
+from think_as_locals.data.splits import hash_fraction, mix, select, shuffle_labels
 from think_as_locals.engines.transformers_engine import quiet_transformers
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.journal import Advance, query_with_journal
@@ -138,8 +137,8 @@ def cold_start(
     state = PartialState()
     batch = sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
     count = sft.max_steps * batch if config.model.scratch is not None else None
-    # A file has them source by source; ours are drawn at random: a new judge's tokenizer is trained on the first.
-    written = random.Random(config.seed).sample(data.demonstrations, len(data.demonstrations))
+    # A file's sources are mixed: a new judge's tokenizer is trained on the first. Orders of an item stay together.
+    written = sorted(data.demonstrations, key=lambda each: hash_fraction(item_hash(each.item), config.seed))
     demonstrations = written or list(demonstrate(data.train, count, sft, config.seed, config.prompt.template))
     model = str(config.model.path)
     if config.model.scratch is not None:

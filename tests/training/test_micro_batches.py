@@ -27,7 +27,7 @@ def test_micro_batches_keep_groups_and_drop_common_padding() -> None:
     assert torch.equal(parts[1]["old_per_token_logps"], whole["old_per_token_logps"][4:])
     assert parts[1]["advantages"].tolist() == [5, 6, 7, 8]
     assert parts[0]["importance_sampling_ratio"].shape == (4, 1)
-    for unmasked, columns in ((2, 2), (0, 1)):  # where all are masked, a column is kept
+    for unmasked, columns in ((2, 2), (0, 2)):  # a single one TRL takes for values of whole completions
         short = {"completion_mask": whole["completion_mask"] * (torch.arange(6) < unmasked)}
         part = micro_batches(whole | short, 1)[0]
         assert part["completion_ids"].shape == part["completion_mask"].shape == (8, columns)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -129,12 +131,21 @@ def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], l
     assert (found[1] - expected[1]).norm() <= 1e-5 * expected[1].norm(), loss_type
 
 
+def logged(trainer: SharedPrefixTrainer) -> dict[str, float]:
+    """The metrics of one micro-batch, each logged once, since the last call."""
+    metrics = {name: value for name, [value] in trainer._metrics["train"].items()}
+    trainer._metrics["train"].clear()
+    return metrics
+
+
 def assert_matches_trl(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
-    """Check loss and gradient against TRL's own; returns the gradient."""
-    expected = trl_loss_and_gradient(trainer, inputs)
+    """Check loss, gradient and metrics against TRL's own; returns the gradient."""
+    trainer._metrics["train"].clear()
+    expected, metrics = trl_loss_and_gradient(trainer, inputs), logged(trainer)
     found = loss_and_gradient(trainer, inputs)
     assert trainer.unshared_reason is None
     assert_same(found, expected, trainer.loss_type)
+    assert logged(trainer) == pytest.approx(metrics, rel=1e-4, abs=1e-5, nan_ok=True)
     return found[1]
 
 
@@ -187,12 +198,32 @@ def test_layers_that_do_not_take_packed_rows_fall_back_to_trl(make: Make, family
 def test_passes_of_few_tokens_add_up_to_the_micro_batch(make: Make, max_tokens: int, beta: float) -> None:
     trainer = make(beta=beta)
     loss_and_gradient(trainer, batch())  # its first pass compares itself with TRL's
+    trainer._metrics["train"].clear()
     for trainer.loss_type in LOSSES:
         trainer._max_tokens = None
-        expected = loss_and_gradient(trainer, batch())
+        expected, metrics = loss_and_gradient(trainer, batch()), logged(trainer)
         trainer._max_tokens = max_tokens
         assert_same(loss_and_gradient(trainer, batch()), expected, trainer.loss_type)
+        assert logged(trainer) == pytest.approx(metrics, rel=1e-4, abs=1e-5)
         assert trainer.accelerator.sync_gradients
+
+
+def test_ranks_gather_metrics_of_whole_micro_batches_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
+    loss_and_gradient(trainer, batch())
+    trainer._max_tokens = 18  # passes of one to three rows, elsewhere of others
+    gather = Mock(side_effect=trainer.accelerator.gather)
+    monkeypatch.setattr(trainer.accelerator, "gather", gather)
+    loss_and_gradient(trainer, batch())
+    assert {len(call.args[0]) for call in gather.call_args_list} == {1, 2 * G}  # 1: the number of passes
+
+
+@pytest.mark.parametrize("arguments", [{"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}, {"family": "mixtral"}])
+def test_terms_of_all_tokens_are_those_of_a_whole_micro_batch(make: Make, arguments: dict[str, Any]) -> None:
+    trainer = make(loss_type="dapo", **arguments)
+    expected = loss_and_gradient(trainer, batch())
+    trainer._max_tokens = 18
+    assert_same(loss_and_gradient(trainer, batch()), expected)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -258,15 +289,19 @@ def test_training_matches_trl_step_by_step(make: Make, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("differing", "scale"), [(0.1, "group"), (0.0, "group"), (0.0, "batch"), (0.0, "none")])
+@pytest.mark.parametrize("failed", [None, 3])
 def test_groups_of_equal_rewards_move_nothing_though_their_mean_is_rounded(
-    make: Make, differing: float, scale: str
+    make: Make, differing: float, scale: str, failed: int | None
 ) -> None:
     trainer = make(max_steps=1, gradient_accumulation_steps=2, generation_batch_size=16, scale_rewards=scale)
     trainer.num_generations = 8
     trainer.reward_funcs = [
-        lambda prompts, **_: [-0.8 if p == prompts[0] else -0.8 - differing * i for i, p in enumerate(prompts)]
+        lambda prompts, **_: [
+            None if i == failed else -0.8 if p == prompts[0] else -0.8 - differing * i for i, p in enumerate(prompts)
+        ]
     ]
-    assert (torch.full((8,), -0.8) - torch.full((8,), -0.8).nanmean()).all()
+    for scored in (7, 8):
+        assert (torch.full((scored,), -0.8) - torch.full((scored,), -0.8).nanmean()).all()
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
     assert trainer.state.log_history[0]["frac_reward_zero_std"] == (0.5 if differing else 1)
@@ -276,8 +311,9 @@ def test_groups_of_equal_rewards_move_nothing_though_their_mean_is_rounded(
 
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 @pytest.mark.parametrize("loss_type", ["grpo", "vespo"])
+@pytest.mark.parametrize(("equal", "max_tokens"), [(False, None), (True, None), (True, 12)])
 def test_vllm_importance_sampling_needs_no_extra_pass(
-    make: Make, monkeypatch: pytest.MonkeyPatch, mode: str, loss_type: str
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: str, loss_type: str, equal: bool, max_tokens: int | None
 ) -> None:
     results = []
     for shared in (True, False):
@@ -289,8 +325,13 @@ def test_vllm_importance_sampling_needs_no_extra_pass(
         )
         loss_and_gradient(trainer, batch())  # past the first use, with its comparison
         trainer.use_vllm = True
+        trainer._max_tokens = max_tokens
         if not shared:
-            trainer.unshared_reason = "this is the reference"
+            trainer.unshared_reason, trainer._max_tokens = "this is the reference", None
+        if equal:  # the first group has no advantage
+            trainer.reward_funcs = [
+                lambda completion_ids, **_: [0.0] * G + [float(ids[0]) for ids in completion_ids[G:]]
+            ]
         monkeypatch.setattr(trainer, "_generate", _sampled)
         passes = _record_passes(trainer, monkeypatch)
         trainer._metrics["train"].clear()
@@ -307,6 +348,27 @@ def test_vllm_importance_sampling_needs_no_extra_pass(
     assert_same(found, expected)
     for name, values in metrics.items():
         assert values == pytest.approx(expected_metrics[name], rel=1e-4), name
+
+
+def test_extreme_importance_weights_are_those_of_a_generation_batch(make: Make) -> None:
+    truncated = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 9.0}
+    trainer = make(gradient_accumulation_steps=2, **truncated)
+    for trainer._step, sampled in enumerate((-2.0, -1.0, -0.5, -0.25)):  # two micro-batches of each
+        inputs = {"completion_mask": torch.ones(2, 3), "sampling_per_token_logps": torch.full((2, 3), sampled)}
+        trainer._apply_correction(inputs, torch.zeros(2, 3))
+    metrics = trainer._metrics["train"]
+    assert metrics["sampling/sampling_logp_difference/max"] == [2.0, 0.5]
+    assert metrics["sampling/sampling_logp_difference/mean"] == [2.0, 1.0, 0.5, 0.25]
+    assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx([math.exp(2), math.exp(0.5)])
+    assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx([math.exp(1), math.exp(0.25)])
+
+
+def test_infinite_importance_weight_is_masked(make: Make) -> None:
+    trainer = make(vllm_importance_sampling_mode="sequence_mask")
+    sampled = torch.tensor([[-60.0, -60.0], [0.0, 0.0]])
+    inputs = {"completion_mask": torch.ones(2, 2), "sampling_per_token_logps": sampled}
+    trainer._apply_correction(inputs, torch.zeros(2, 2))
+    assert inputs["importance_sampling_ratio"].tolist() == [[0.0], [1.0]]
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,11 @@ class CriteriaGainScorer:
         scores = self._score_all(queries)
         if self._both_orders:
             others = {row: self._trainer.train_dataset[row ^ 1] for row in {query.row for query in queries}}
-            mirrored = self._score_all(
-                [
-                    GainQuery(row=q.row ^ 1, prompt=o["prompt"], rubric=q.rubric, verdict=o["presented"].best)
-                    for q, o in ((query, others[query.row]) for query in queries)
-                ]
-            )
-            both = zip(scores, mirrored, strict=True)
+            mirrored = [
+                GainQuery(row=q.row ^ 1, prompt=o["prompt"], rubric=q.rubric, verdict=o["presented"].best)
+                for q, o in ((query, others[query.row]) for query in queries)
+            ]
+            both = zip(scores, self._score_all(mirrored), strict=True)
             scores = [min(filter(None, two), key=lambda pair: pair[0] - pair[1], default=None) for two in both]
         return scores
 
@@ -94,20 +92,21 @@ class CriteriaGainScorer:
     ) -> list[LogProbPair | None]:
         """Score in one pass each prompt's verdict alone, each rollout's rubric and, if wanted, the rollouts."""
         tokenizer, branches = self._chat.tokenizer, list[tuple[int, str, list[int]]]()  # query, kind, tokens
+        old = self._trainer.old_log_probs
         for i, query in enumerate(queries):
             if i == 0 or query.row != queries[i - 1].row:
                 branches.append((i, "alone", force(tokenizer, "", query.verdict)))
             if query.rubric is not None:
                 branches.append((i, "rubric", force(tokenizer, query.rubric, query.verdict)))
-            if self._trainer.wants_old_log_probs and query.completion_ids is not None:
+            if old is not None and query.completion_ids is not None:
                 branches.append((i, "rollout", list(query.completion_ids)))
         before, before_mask = padded([prompts[queries[i].row] for i, *_ in branches], "left")
         after, after_mask = padded([ids for *_, ids in branches], "right")
         device = self._trainer.accelerator.device
         ids, mask = torch.cat([before, after], 1).to(device), torch.cat([before_mask, after_mask], 1).to(device)
         log_probs, _, _ = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, after.shape[1])
-        if rollouts := [index for index, (_, kind, _) in enumerate(branches) if kind == "rollout"]:
-            self._trainer.add_old_log_probs(log_probs[rollouts])
+        if old is not None and (rollouts := [n for n, (_, kind, _) in enumerate(branches) if kind == "rollout"]):
+            old.append(log_probs[rollouts])
         labels = log_probs.gather(1, torch.tensor([[len(ids) - 1] for *_, ids in branches], device=log_probs.device))
         found = {(i, kind): value for (i, kind, _), [value] in zip(branches, labels.tolist(), strict=True)}
         scores: list[LogProbPair | None] = []

@@ -15,9 +15,11 @@ On policy, the old log-probabilities by which TRL corrects for vLLM's are those 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object
@@ -40,8 +42,8 @@ class SharedPrefixTrainer(GRPOTrainer):
     If a model or setting is not supported, or the first group's log-probabilities differ from TRL's own by more than
     rounding, it computes as TRL does, and `unshared_reason` says why. With
     `float32_head` the LM head computes in float32, even under autocast. With `scores_rubrics`, the policy scores
-    rubrics between sampling and loss; off policy, that pass also gives the rollouts' old log-probabilities to
-    `add_old_log_probs`. With `max_tokens`, a micro-batch is taken in passes of at most so many tokens, whose gradients
+    rubrics between sampling and loss; off policy, that pass also adds the rollouts' old log-probabilities to
+    `old_log_probs`. With `max_tokens`, a micro-batch is taken in passes of at most so many tokens, whose gradients
     add up to its own.
     """
 
@@ -60,9 +62,10 @@ class SharedPrefixTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         self._scores_rubrics = scores_rubrics
         self._max_tokens = max_tokens
-        self._old_log_probs: list[Tensor] | None = None
+        self.old_log_probs: list[Tensor] | None = None
         self._inputs: dict[str, Any] | None = None
         self._gradient_rows: list[bool] | None = None
+        self._of_passes: list[tuple[Tensor, Tensor]] = []  # log-probabilities and entropies of a micro-batch's passes
         self._skip_pass = False
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
@@ -92,12 +95,12 @@ class SharedPrefixTrainer(GRPOTrainer):
         parts = self.args.steps_per_generation
         if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
             elsewhere = self._can_defer() or (self._scores_rubrics and not self._on_policy)
-            self._skip_pass = elsewhere and self.unshared_reason is None
-            self._old_log_probs = [] if self._skip_pass else None
+            self._skip_pass = deferred = elsewhere and self.unshared_reason is None
+            self.old_log_probs = [] if deferred and not self._on_policy else None
             batch = self._generate_and_score_completions(generation_batch)
-            if self._old_log_probs is not None:
-                self._defer_correction(batch, self._old_log_probs)
-                self._old_log_probs = None
+            if deferred:
+                self._defer_correction(batch, self.old_log_probs)
+            self.old_log_probs = None
             self._buffered_inputs = micro_batches(batch, parts)
         return self._buffered_inputs[self._step % parts]
 
@@ -106,41 +109,49 @@ class SharedPrefixTrainer(GRPOTrainer):
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.model.training and self.multi_objective_aggregation == "sum_then_normalize":
             groups = self.accelerator.gather(batch["advantages"]).view(-1, self.num_generations)
-            equal, size = groups.amax(1) == groups.amin(1), len(batch["advantages"])
+            # Of one sign, or 0 where a reward failed: other rewards lie on both sides of their mean.
+            equal, size = (groups >= 0).all(1) | (groups <= 0).all(1), len(batch["advantages"])
             self._metrics["train"]["frac_reward_zero_std"][-1] = equal.float().mean().item()
             first = self.accelerator.process_index * size
             here = equal.repeat_interleave(self.num_generations)[first : first + size]
             batch["advantages"] = batch["advantages"].masked_fill(here, 0.0)
         return batch
 
-    @property
-    def wants_old_log_probs(self) -> bool:
-        """Whether the pass that scores rubrics must compute the rollouts' old log-probabilities too."""
-        return self._old_log_probs is not None and not self._on_policy
-
-    def add_old_log_probs(self, log_probs: Tensor) -> None:
-        """Add the old log-probabilities of the next rollouts, (rows, tokens)."""
-        if self._old_log_probs is not None:
-            self._old_log_probs.append(log_probs)
-
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         """Return the loss of a micro-batch; of several passes, the gradients of all but the last are there already."""
         parts = [slice(None)]
-        # The entropy bonus is a mean over the tokens of a micro-batch, whatever the loss is.
-        if self._max_tokens is not None and self.model.training and not self._entropy_bonus_enabled:
+        # Terms of all tokens of a micro-batch together, whatever the loss is.
+        together = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
+        if self._max_tokens is not None and self.model.training and not together:
             masks = inputs["prompt_mask"], inputs["completion_mask"]
             parts = passes(inputs["prompt_ids"], *masks, self._max_tokens, self._most)
         losses = [torch.zeros((), device=self.accelerator.device)]
         for number, rows in enumerate(parts, 1):
             part, weight = self._part(inputs, rows) if len(parts) > 1 else (inputs, 1.0)
             with nullcontext() if number == len(parts) else self._no_sync(model):
-                losses.append(weight * super().compute_loss(model, part, return_outputs, num_items_in_batch))
+                with self._alone() if len(parts) > 1 else nullcontext():
+                    losses.append(weight * super().compute_loss(model, part, return_outputs, num_items_in_batch))
                 if number < len(parts):
                     self.accelerator.backward(losses[-1], **{"scale_wrt_gas": False} if uses_deepspeed() else {})
                     losses[-1] = losses[-1].detach()
+        if len(parts) > 1:
+            with torch.no_grad():  # for the metrics, of what the passes computed
+                super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._of_passes.clear()
         return torch.stack(losses).sum()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Log nothing, and gather nothing from other ranks, whose passes have other numbers of rows."""
+
+        def keep(tensor: Tensor, **_: Any) -> Tensor:
+            return tensor
+
+        here = patch.multiple(self.accelerator, gather=keep, reduce=keep)
+        with here, patch.dict(self._metrics, train=defaultdict(list)):
+            yield
 
     @contextmanager
     def _no_sync(self, model: nn.Module) -> Iterator[None]:
@@ -200,58 +211,53 @@ class SharedPrefixTrainer(GRPOTrainer):
             self._metrics["train"]["sampling/effective_sample_size"].append(size)
 
     def _get_per_token_logps_and_entropies(
-        self,
-        model: nn.Module,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **images: Any,
+        self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **options: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return log-probabilities and entropies of the completions, (B, C) each, with 0 for padding."""
         if self._skip_pass:  # the first pass after sampling is that of the old log-probabilities
             self._skip_pass = False
             return torch.full((len(input_ids), logits_to_keep), torch.nan, device=input_ids.device), None, None
+        found: Any
+        if self._of_passes and not torch.is_grad_enabled():
+            found = (*map(torch.cat, zip(*self._of_passes, strict=True)), None)
+        else:
+            found = self._compute_log_probs(model, input_ids, attention_mask, logits_to_keep, **options)
+        if self._inputs is not None:
+            self._of_passes.append((found[0].detach(), found[1].detach()))
+            if "importance_sampling_ratio" not in self._inputs and self._can_defer():
+                self._apply_correction(self._inputs, found[0])
+        return found  # type: ignore[no-any-return]
+
+    def _compute_log_probs(
+        self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int, **options: Any
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the same for B x (P+C) tokens, of packed rows or as TRL does."""
         trls = super()._get_per_token_logps_and_entropies
         if self.unshared_reason is None and not self._checked:
-            first = slice(0, min(len(input_ids), self.num_generations))
-            rows = (input_ids[first], attention_mask[first], logits_to_keep)
+            rows = (ids[: self.num_generations], mask[: self.num_generations], num_labels)
             with torch.no_grad():
-                self._check(model, rows, lambda: trls(model, *rows, batch_size, compute_entropy, **images)[0])
+                self._check(model, rows, lambda: trls(model, *rows, **options)[0])
         if self.unshared_reason is not None:
-            self.num_updated_tokens += input_ids.numel() if torch.is_grad_enabled() else 0
-            options = (batch_size, compute_entropy, compute_aux_loss)
-            logps, entropies, aux_loss = trls(model, input_ids, attention_mask, logits_to_keep, *options, **images)
-            computed = None
-        else:
-            size, wanted, others = batch_size or len(input_ids), self._gradient_rows or [True] * len(input_ids), None
-            if compute_entropy and self._gradient_rows and (self.accelerator.num_processes > 1 or not all(wanted)):
-                with torch.no_grad():  # for the logged entropy alone, which is that of all rollouts
-                    rest = [not row for row in wanted]
-                    _, others = self._packed_log_probs(model, input_ids, attention_mask, logits_to_keep, rest)
-            chunks, parts = [], [slice(i, i + size) for i in range(0, len(input_ids), size)]
-            if self._max_tokens is not None and not torch.is_grad_enabled():
-                masks = attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:]
-                parts = passes(input_ids[:, :-logits_to_keep], *masks, self._max_tokens, self._most)
-            for part in parts:
-                rows = (input_ids[part], attention_mask[part], logits_to_keep)
-                chunks.append(self._packed_log_probs(model, *rows, wanted[part]))
-            logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
-            entropies = entropies if others is None else entropies.detach() + others
-            entropies, aux_loss, computed = entropies if compute_entropy else None, None, self._gradient_rows
-        if self._inputs is not None and "importance_sampling_ratio" not in self._inputs and self._can_defer():
-            self._apply_correction(self._inputs, logps, computed)
-        return logps, entropies, aux_loss
+            self.num_updated_tokens += ids.numel() if torch.is_grad_enabled() else 0
+            return trls(model, ids, mask, num_labels, **options)  # type: ignore[no-any-return]
+        size, wanted, others = options.get("batch_size") or len(ids), self._gradient_rows or [True] * len(ids), None
+        if self._gradient_rows and (self.accelerator.num_processes > 1 or not all(wanted)):
+            with torch.no_grad():  # for metrics alone, which are of all rollouts
+                others = self._packed_log_probs(model, ids, mask, num_labels, [not row for row in wanted])
+        parts = [slice(i, i + size) for i in range(0, len(ids), size)]
+        if self._max_tokens is not None and not torch.is_grad_enabled():
+            masks = mask[:, :-num_labels], mask[:, -num_labels:]
+            parts = passes(ids[:, :-num_labels], *masks, self._max_tokens, self._most)
+        chunks = [self._packed_log_probs(model, ids[part], mask[part], num_labels, wanted[part]) for part in parts]
+        logps, entropies = (torch.cat(each) for each in zip(*chunks, strict=True))
+        if others is not None:
+            logps, entropies = logps + others[0], entropies.detach() + others[1]
+        return logps, entropies, None
 
     def _packed_log_probs(
         self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int, wanted: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies (B, C) of the wanted ones of B x (P+C) tokens, 0 of others.
-
-        They are from one pass of one packed row.
-        """
+        """Return log-probabilities and entropies (B, C) of the wanted rows, 0 of others; they are one packed row."""
         seen = mask.bool()
         prompts = [row[real] for row, real in zip(ids[:, :-num_labels], seen[:, :-num_labels], strict=True)]
         completions = [
@@ -311,41 +317,37 @@ class SharedPrefixTrainer(GRPOTrainer):
         """Return whether TRL would compute old log-probabilities only for this correction."""
         return bool(self.use_vllm and self.vllm_importance_sampling_correction and self._on_policy)
 
-    def _defer_correction(self, batch: dict[str, Any], old: list[Tensor]) -> None:
+    def _defer_correction(self, batch: dict[str, Any], old: list[Tensor] | None) -> None:
         """Remove what TRL computed from log-probabilities of NaN from a generation batch and from its metrics."""
         for name in ("old_per_token_logps", "importance_sampling_ratio"):
             batch.pop(name, None)
         for name, values in self._metrics["train"].items():
             if name.startswith(("sampling/sampling_", "sampling/importance_")):
                 values.pop()
-        if self._on_policy:
+        if old is None:
             return
         if not old:
             raise RuntimeError("off policy, scoring rubrics computes old log-probabilities, but it did not run")
         width = batch["completion_ids"].shape[1]
         batch["old_per_token_logps"] = torch.cat([pad(part, (0, width - part.shape[1])) for part in old])
         if self.use_vllm and self.vllm_importance_sampling_correction:
-            self._apply_correction(batch, batch["old_per_token_logps"], None)
+            self._apply_correction(batch, batch["old_per_token_logps"])
 
-    def _apply_correction(self, inputs: dict[str, Any], log_probs: Tensor, computed: list[bool] | None) -> None:
-        """Add importance weights to a micro-batch, given log-probabilities (B, C); rows not `computed` get 1."""
-        rows = torch.tensor(computed or [True] * len(log_probs), device=log_probs.device)[:, None]
-        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1) * rows).bool()
+    def _apply_correction(self, inputs: dict[str, Any], log_probs: Tensor) -> None:
+        """Add importance weights to a micro-batch, given log-probabilities (B, C)."""
+        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
         difference = log_probs.detach() - inputs["sampling_per_token_logps"]  # NaN where vLLM could not score a token
         level, _, form = self.vllm_importance_sampling_mode.partition("_")
         exponent = difference.nan_to_num(nan=0.0) * mask
         ratio = (exponent.sum(-1, keepdim=True) if level == "sequence" else exponent).exp()  # (B, 1) or (B, C)
         low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
         clipped = ratio if low is None and high is None else ratio.clamp(min=low, max=high)
-        ratio = clipped if form == "truncate" else ratio * (clipped == ratio)
-        inputs["importance_sampling_ratio"] = torch.where(rows, ratio, 1.0)
-        # TRL's own metrics of the correction.
-        gather, metrics = self.accelerator.gather, self._metrics["train"]
+        ratio = clipped if form == "truncate" else torch.where(clipped == ratio, ratio, 0.0)  # it may be infinite
+        inputs["importance_sampling_ratio"] = ratio
+        # TRL's own metrics of the correction, extremes those of a generation batch.
         tokens = difference[mask & ~difference.isnan()].abs()
-        weights = ratio[mask.any(-1)].flatten() if ratio.shape[1] == 1 else ratio[mask]
-        tokens, weights = (
-            values if values.numel() else values.new_full((1,), torch.nan) for values in (tokens, weights)
-        )
+        weights = ratio[:, 0] if ratio.shape[1] == 1 else ratio[mask]
+        tokens, weights = (each if len(each) else each.new_full((1,), torch.nan) for each in (tokens, weights))
         for name, value, over_ranks in (
             ("sampling_logp_difference/mean", tokens.mean(), torch.nanmean),
             ("sampling_logp_difference/max", tokens.max(), nanmax),
@@ -353,7 +355,10 @@ class SharedPrefixTrainer(GRPOTrainer):
             ("importance_sampling_ratio/mean", weights.mean(), torch.nanmean),
             ("importance_sampling_ratio/max", weights.max(), nanmax),
         ):
-            metrics[f"sampling/{name}"].append(over_ranks(gather(value.reshape(1))).item())
+            found, values = self.accelerator.gather(value.reshape(1)), self._metrics["train"][f"sampling/{name}"]
+            if values and over_ranks is not torch.nanmean and self._step % self.args.steps_per_generation:
+                found = torch.cat([found, found.new_tensor([values.pop()])])  # of the micro-batches before
+            values.append(over_ranks(found).item())
 
 
 def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
@@ -403,7 +408,7 @@ def micro_batches(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
     for rows in order.chunk(count):
         part = rows_of(batch, rows)
         left = prompts - int(part["prompt_mask"].sum(1).max())
-        right = max(1, int(part["completion_mask"].sum(1).max()))
+        right = max(2, int(part["completion_mask"].sum(1).max()))
         for key, value in part.items():
             if key.startswith("prompt_"):
                 part[key] = value[:, left:]
@@ -420,9 +425,6 @@ def passes(
 
     Groups stay whole unless one alone is larger: then each of its parts has the prompt. `agree` returns how many parts
     all ranks are to have, given how many this one needs; with fewer rows than that, some are empty.
-
-    Example:
-        passes(ids, of_prompts, of_completions, 4096)  # [slice(0, 16), slice(16, 32)]: two groups of 8 in each pass
     """
     prompts, completions = (mask.sum(1).tolist() for mask in (prompt_mask, completion_mask))
     group = _groups(prompt_ids)
