@@ -29,7 +29,7 @@ PYTEST = $(BIN)/pytest --dist loadscope --no-loadscope-reorder
 pytest: .venv/.vllm
 	$(PYTEST) --numprocesses 3 -m "not long" $(ARGS)
 
-long: .venv/.vllm .venv/smollm2-135m  ## The other tests: a whole quick start, a pretrained model, killed runs, benchmarks on toys
+long: .venv/.vllm .venv/smollm2-135m  ## The other tests: whole trainings, killed runs, full disks, benchmarks on toys
 	$(PYTEST) --numprocesses 2 -m long $(ARGS)
 
 bench: .venv/.vllm .venv/smollm2-135m  ## Compare speed with TRL and RewardBench 2; ARGS=--scale: costs by number of rows

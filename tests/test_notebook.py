@@ -14,6 +14,7 @@ SETTINGS = 'settings = ["run.name=first"]'
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_notebook_runs(tmp_path: Path, warm_python: str) -> None:
     notebook = nbformat.read(PATH, as_version=4)
     assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")  # stored without outputs

@@ -81,6 +81,7 @@ def test_aborted_vllm_completions_raise() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_quickstart_runs_with_vllm(small_run: Path, tmp_path: Path) -> None:
     # A judge that has the grammar: where all rewards are alike, there is nothing to compare.
     base = ["sft=null", "model.scratch=null", f"model.path={small_run / 'cold_start' / 'model'}"]

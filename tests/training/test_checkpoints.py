@@ -145,6 +145,7 @@ def test_checkpoint_with_incomplete_manifest_is_ignored(checkpoints: Checkpoints
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_last_checkpoint_is_intact_whichever_write_fails(tmp_path: Path) -> None:
     here = Path(__file__).parent
     library = tmp_path / "full_disk.so"
