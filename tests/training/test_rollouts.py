@@ -53,6 +53,7 @@ def serving(folder: Path, python: str) -> Iterator[str]:
             process.wait()
 
 
+@pytest.mark.long
 def test_served_engine_checks_pass_across_server_failures(tmp_path: Path, warm_vllm: str) -> None:
     tiny_trainer(tmp_path, *WIDE)
     with serving(tmp_path, warm_vllm) as port:
