@@ -241,8 +241,7 @@ class EvaluationConfig(schema.Recipe):
             yield f"run.launch: got {shown(launch)}, but an evaluation shards no model: set it to null"
         for name, rm in self.rms.items() if self.eval.candidates or self.eval.probes or self.sample else ():
             if isinstance(rm, QuerySection) and rm.protocol in ("pairwise", "round_robin"):
-                needs = "eval.candidates and eval.probes need scores: listwise or pointwise"
-                yield f"rms.{name}.protocol: got {rm.protocol}; {needs}"
+                yield f"rms.{name}.protocol: got {rm.protocol}; probes and candidates need listwise or pointwise"
         if self.sample is not None and self.eval.candidates is not None:
             yield "eval.candidates: the candidates are sampled here: set it to null, or choose sample=none"
 

@@ -33,7 +33,6 @@ KEYS = (
     *("in_format", "parse_failure", "parse_failure_ci95", "too_long", "faulty_rows", "trained_on"),
 )
 """The keys of a CARB file."""
-_TOO_LONG = {"exclude": "left out", "wrong": "counted as wrong"}
 _CONSTANT, _UNLIKE = 0.9, 0.2  # share of one label among the verdicts, and how much more often than it is best
 
 
@@ -146,13 +145,11 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
 def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
     """Return warnings about training items among the items, items that are too long, and missing cells."""
     trained_on, constant, faulty = trained_on_note(summary), constant_note(summary), summary["faulty_rows"]["n"]
+    too_long = {"left out": summary["too_long"]["exclude"], "counted as wrong": summary["too_long"]["wrong"]}
+    unjudged = "items too long for it or refused"
     found = [
         f"{name} was {trained_on}" if trained_on else "",
-        *(
-            f"{name}: {len(ids)} items too long for it or refused, {_TOO_LONG[how]}: {first_of(ids, 5)}"
-            for how, ids in summary["too_long"].items()
-            if ids
-        ),
+        *(f"{name}: {len(ids)} {unjudged}, {how}: {first_of(ids, 5)}" for how, ids in too_long.items() if ids),
         f"{name}: {constant}" if constant else "",
         f"{faulty:,} rows with faults left out, which tal data validate names" if faulty else "",
         macro_warning(summary["macro"]),

@@ -106,9 +106,8 @@ class Judgements:
             every.append(known[item.id] if known.get(item.id) == item else item)
             known.setdefault(item.id, item)
         table = merge_rows(table)
-        shown = {*table["id"]}
-        items = [item for item in every if item.id in shown]
-        numbers = {item.id: number for number, item in enumerate(items)}
+        numbers = {name: number for number, name in enumerate(sorted({*table["id"]}))}
+        items = [item for item in every if item.id in numbers]
         rows = annotate(table).assign(item=table["id"].map(numbers)).drop(columns=_TEXTS)
         group = codes([item.group for item in items])
         return cls(tuple(items), tuple(every), group, rows.sort_values("item", kind="stable"))

@@ -205,8 +205,7 @@ def _baselines(judged: Judgements, flips: Codes, cells: Codes) -> dict[str, dict
     for kind, indices, of_cells in (("macro", every, cells), ("micro", every, None), ("flips", flips, None)):
         if len(indices):
             columns = [column[indices] for column in credit.values()]
-            estimates = accuracies(columns, judged.group[indices], cells=of_cells)
-            for name, estimate in zip(credit, estimates, strict=True):
+            for name, estimate in zip(credit, accuracies(columns, judged.group[indices], cells=of_cells), strict=True):
                 found[name][kind] = estimate.as_dict()
     return found
 

@@ -290,8 +290,7 @@ def qualities(
         try:
             values = [value for value, _ in reward.rewards(rows)]
         except TooLongError as error:
-            remedy = "raise sample.scorer.max_length where it reads more; else sample.max_completion_length has to be "
-            remedy += "smaller, or the scorer another one, under another run.name"
+            remedy = "raise sample.scorer.max_length, or in a new run sample.max_completion_length has to be smaller"
             raise DataError(f"candidates are longer than sample.scorer takes: {error}; {remedy}") from error
         if unread := values.count(None):
             message = f"{unread:,} of {len(values):,} candidates: the scorer's answers cannot be parsed"

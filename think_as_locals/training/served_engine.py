@@ -76,8 +76,7 @@ class ServedGeneration(CheckedGeneration):
 
     def sync_weights(self) -> None:
         """Send the policy's weights once all sampling with the last ones has ended; see `CheckedGeneration`."""
-        for future in self._in_flight:
-            self.on_main(partial(_wait, future))
+        self.on_main(lambda: wait(self._in_flight) and None)  # all ranks get what this returns
         super().sync_weights()
 
     def complete(self, prompts: Sequence[list[int]], **parameters: Any) -> list[SampledTokens]:
@@ -298,8 +297,3 @@ class ServedGeneration(CheckedGeneration):
         if fault is not None:
             raise TrainingError(fault)
         return cast("T", found)
-
-
-def _wait(future: Future[Any]) -> None:
-    """Wait until a future is done, successfully or not; returns nothing, as all ranks get what `on_main` returns."""
-    wait([future])
